@@ -92,6 +92,10 @@ class NothingLearned(CusearchError):
     """A run that cannot learn: all episodes of a pool failed, or no trajectory had an advantage."""
 
 
+class StoppedByAlarm(CusearchError):
+    """An alarm fires that is to end the run."""
+
+
 class EngineDied(CusearchError):
     """VLLM's engine process has ended unexpectedly."""
 

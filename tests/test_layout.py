@@ -23,7 +23,7 @@ LAYERS = [
         "concurrency",
         "extensions",
     },
-    {"algorithm"},
+    {"algorithm", "alarms"},
     {"environments"},
     {"config"},
     {"models", "gguf", "lifecycle", "http_server", "run"},

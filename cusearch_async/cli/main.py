@@ -36,6 +36,7 @@ COMMANDS = {
     "buffer": "list, show, export, requeue or quarantine trajectories; pause and resume their generation",
     "runs": "list the runs in a folder, compare them, draw them",
     "dashboard": "serve a page of each run, alive or finished, or write it to a file",
+    "alarms": "what looks wrong in a run, and what to do about it",
     "trace": "show the groups of a recorded step side by side, with their advantages",
     "replay": "recompute a recorded step, or see what another method would have taken",
     "align": "compare what each method would train on with the reward gradient, at the policies of a run",
@@ -49,7 +50,7 @@ COMMANDS = {
 }
 """Name -> line of help. The module of the same name in this folder adds the arguments to the parser and sets `run`."""
 
-WITHOUT_SETTINGS = ("study", "trace", "runs")
+WITHOUT_SETTINGS = ("study", "trace", "runs", "alarms")
 """Commands that read no config: a setting on their command line is an error."""
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from cusearch_async.algorithm.methods import PlansRollouts
+from cusearch_async.config.alarms import AlarmsConfig
 from cusearch_async.config.engines import RolloutConfig
 from cusearch_async.config.episode import EnvironmentConfig, EpisodeConfig
 from cusearch_async.config.method import MethodConfig, PoolConfig
@@ -37,6 +38,7 @@ class Config(Section):
     redis: RedisConfig = RedisConfig()
     retriever: RetrieverConfig = RetrieverConfig()
     eval: EvalConfig = EvalConfig()
+    alarms: AlarmsConfig = AlarmsConfig()
 
     @property
     def folder(self) -> Path:

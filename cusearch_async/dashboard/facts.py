@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cusearch_async.alarms import RULES, Alarm, Limits, Rule, alarms_of
 from cusearch_async.config import flat
 from cusearch_async.dashboard.kept import KeptRun
-from cusearch_async.metrics.alarms import RULES, Alarm, Limits, Rule, alarms_of
 from cusearch_async.training.recorder import recorded
 
 Json = dict[str, Any]

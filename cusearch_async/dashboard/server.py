@@ -73,7 +73,8 @@ def of_address(request: web.Request) -> Shown:
 
 
 async def index(request: web.Request) -> web.Response:
-    raise web.HTTPFound(f"/{next(iter(request.app[RUNS]))}/")
+    first, *_ = request.app[RUNS]
+    raise web.HTTPFound(f"/{first}/")
 
 
 async def whole_page(request: web.Request) -> web.Response:

@@ -188,6 +188,7 @@ FAMILIES = (
             Metric("train/entropy", "nats", "of the policy, mean over trained tokens", "it falls to 0"),
         ),
     ),
+    Family("Alarms", "training/report.py", (Metric("alarms/firing", "alarms", "that fire: `cusearch alarms`", "> 0"),)),
     Family(
         "Time",
         "metrics/step.py",

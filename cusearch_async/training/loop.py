@@ -86,7 +86,7 @@ async def train(
         await recorder.finish()
     if step == config.run.steps:
         await buffer.finish()
-    report.close()
+    await report.close()
     if start.step == 0 < step == config.run.steps and not has_learned:
         raise NothingLearned(
             f"no trajectory of the {step} steps had an advantage: within each group all rewards were equal, so the "

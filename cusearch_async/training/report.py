@@ -15,6 +15,7 @@ from cusearch_async.metrics.step import (
     describe_times,
 )
 from cusearch_async.metrics.table import Metrics
+from cusearch_async.training.alarms import AlarmWatch
 from cusearch_async.training.selector import Chosen
 from cusearch_async.transport.interface import LearnerBuffer
 
@@ -25,6 +26,7 @@ class StepReport:
     def __init__(self, buffer: LearnerBuffer, config: Config, from_step: int) -> None:
         self._buffer = buffer
         self._config = config
+        self._alarms = AlarmWatch(config, from_step)
         self._log = MetricsLog(config.folder, buffer.epoch, from_step)
         self._rates = WorkerRates()
         self._seconds: dict[str, float] = defaultdict(float)
@@ -46,7 +48,8 @@ class StepReport:
         self._rates.since_last(await self._buffer.workers())
 
     async def write(self, chosen: Chosen, update: Metrics, publishing_s: float) -> None:
-        """`publishing_s`: the time that the newest weights took, concurrently with the steps. Raises: WriteFailed."""
+        """`publishing_s`: the time that the newest weights took, concurrently with the steps. Raises: WriteFailed;
+        StoppedByAlarm, after the row is written."""
         config, seconds = self._config, self._seconds
         tokens = sum(len(t.token_ids) for t in chosen.trajectories)
         row = update | describe_step(
@@ -59,9 +62,12 @@ class StepReport:
         row |= describe_ledger(await self._buffer.ledger())
         parts = {f"{part}_s": seconds[part] for part in ("wait", "update", "publish", "checkpoint")}
         row |= describe_times(**parts, publishing_s=publishing_s, tokens=tokens)
-        self._log.write(chosen.pool.step, row)
+        firing = self._alarms.look(chosen.pool.step, row)
+        self._log.write(chosen.pool.step, row | {"alarms/firing": float(len(firing))})
+        await self._alarms.refuse(firing)
         seconds.clear()
         self.restart()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._log.close()
+        await self._alarms.finish()

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from cusearch_async.alarms import Limits, alarms_of
 from cusearch_async.cli.parts.arguments import code_in
 from cusearch_async.cli.parts.figure import draw
 from cusearch_async.cli.parts.fleet import Fleet
@@ -30,6 +31,7 @@ from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run.folder import METRICS
 from cusearch_async.run.history import read_starts
+from cusearch_async.training.alarms import text_of
 from cusearch_async.training.checkpoint import Checkpoint, checkpoints_of
 from cusearch_async.transport.interface import Audit, Ledger, RunState
 from cusearch_async.transport.server import redis_cli_line
@@ -115,6 +117,11 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
     task = progress.add_task("steps", total=config.run.steps, pace="")
     before = rows_of(config.folder)
     earlier = before[-1]["epoch"] if before else None
+    limits = Limits.of(config.model_dump(mode="json"))
+
+    @functools.lru_cache(maxsize=1)
+    def alarms_after(_done: int) -> list[Text]:
+        return alarm_lines(rows_of(config.folder), limits, config.folder)
 
     def of_this_start() -> str:
         rows = rows_of(config.folder)
@@ -124,7 +131,7 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
     def body() -> list[RenderableType]:
         rows = rows_of(config.folder)
         progress.update(task, completed=len(rows), pace=of_this_start())
-        return [progress, *([progress_table(rows)] if rows else [])]
+        return [progress, *([progress_table(rows)] if rows else []), *alarms_after(len(rows))]
 
     def what() -> str:
         done, steps = len(rows_of(config.folder)), config.run.steps
@@ -186,6 +193,12 @@ def progress_table(rows: list[dict[str, Any]]) -> Table:
         staleness = f"{row['staleness/min']:g}-{row['staleness/max']:g}"
         shown.add_row(str(row["step"]), *figures, *pools, staleness, *times)
     return shown
+
+
+def alarm_lines(rows: list[dict[str, Any]], limits: Limits, folder: Path) -> list[Text]:
+    """The alarms that fire now."""
+    firing = [alarm for alarm in alarms_of(rows, limits) if alarm.is_firing]
+    return [Text(f"alarm {text_of(alarm, folder)}", style="red") for alarm in firing]
 
 
 def bars(counts: list[int]) -> str:

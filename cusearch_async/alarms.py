@@ -1,7 +1,7 @@
 """Rules that tell a run in trouble from a healthy one, by the metrics of its steps.
 
 A rule looks at the steps so far, never at later ones. Thresholds are those of the 214 healthy runs of
-docs/replication: `tests/metrics/test_alarms.py` counts in how many of them any rule fires."""
+docs/replication: `tests/test_alarms.py` counts in how many of them any rule fires."""
 
 from __future__ import annotations
 

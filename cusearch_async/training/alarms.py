@@ -1,0 +1,108 @@
+"""Tells of the alarms that begin: in the log, by a command, to a URL. Nothing waits for these."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from cusearch_async.alarms import Alarm, Limits, alarms_of
+from cusearch_async.config import Config
+from cusearch_async.errors import StoppedByAlarm, first_line
+from cusearch_async.metrics.files import read_metrics
+from cusearch_async.metrics.table import Metrics
+from cusearch_async.run.folder import METRICS
+
+log = logging.getLogger(__name__)
+
+HOOK_S = 10.0
+"""Longest time of a command, or of a request."""
+
+
+class AlarmWatch:
+    """Looks at every step of the run, from its first one on."""
+
+    def __init__(self, config: Config, from_step: int) -> None:
+        self._folder, self._settings = config.folder, config.alarms
+        self._limits = Limits.of(config.model_dump(mode="json"))
+        earlier = read_metrics(config.folder / METRICS)
+        self._rows: list[dict[str, Any]] = [row for row in earlier if row["step"] < from_step]
+        self._hooks: set[asyncio.Task[None]] = set()
+
+    def look(self, step: int, row: Metrics) -> list[Alarm]:
+        """The alarms that fire at this step; of those that begin, log and hooks are told."""
+        self._rows.append({"step": step, **row})
+        firing = [alarm for alarm in alarms_of(self._rows, self._limits) if alarm.is_firing]
+        for alarm in firing:
+            if alarm.first == step:
+                log.warning("alarm %s", text_of(alarm, self._folder))
+                self._begin(alarm)
+        return firing
+
+    async def refuse(self, firing: list[Alarm]) -> None:
+        """Raises: StoppedByAlarm for one of alarms.stop_on, once the hooks are told."""
+        for alarm in firing:
+            if alarm.rule.name in self._settings.stop_on:
+                await self.finish()
+                raise StoppedByAlarm(
+                    f"alarm {text_of(alarm, self._folder)} The run ends (alarms.stop_on); it continues from its newest "
+                    "checkpoint"
+                )
+
+    async def finish(self) -> None:
+        """Wait for the hooks that were begun; each is bounded in time."""
+        await asyncio.gather(*self._hooks)
+
+    def _begin(self, alarm: Alarm) -> None:
+        values = {"name": alarm.rule.name, "text": text_of(alarm, self._folder), "run": str(self._folder)}
+        hooks: list[Awaitable[None]] = []
+        if self._settings.command:
+            hooks.append(run_command([word.format(**values, step=alarm.last) for word in self._settings.command]))
+        if self._settings.url:
+            hooks.append(post(self._settings.url, values | {"step": alarm.last}))
+        for hook in hooks:
+            task = asyncio.ensure_future(bounded(hook, alarm.rule.name))
+            self._hooks.add(task)
+            task.add_done_callback(self._hooks.discard)
+
+
+def text_of(alarm: Alarm, folder: Path) -> str:
+    """In two sentences, with a command to look closer."""
+    look = alarm.rule.look.format(run=folder, step=alarm.last)
+    return (
+        f"{alarm.rule.name} at step {alarm.last}: {alarm.evidence}. {alarm.rule.cause} {alarm.rule.remedy} "
+        f"Look closer: {look}"
+    )
+
+
+async def bounded(hook: Awaitable[None], name: str) -> None:
+    """A hook that fails, or takes longer than HOOK_S, is logged."""
+    try:
+        await asyncio.wait_for(hook, HOOK_S)
+    except TimeoutError:
+        log.warning("the hook of alarm %s took more than %.0f s", name, HOOK_S)
+    except (OSError, aiohttp.ClientError, ChildProcessError, ValueError) as error:
+        log.warning("the hook of alarm %s failed: %s", name, first_line(error))
+
+
+async def run_command(words: list[str]) -> None:
+    """Raises: OSError; ChildProcessError when it ends with another status than 0."""
+    process = await asyncio.create_subprocess_exec(*words, stdin=asyncio.subprocess.DEVNULL)
+    try:
+        status = await process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    if status:
+        raise ChildProcessError(f"{words[0]} ended with status {status}")
+
+
+async def post(url: str, values: dict[str, Any]) -> None:
+    """Raises: aiohttp.ClientError."""
+    async with aiohttp.ClientSession() as session, session.post(url, json=values) as answer:
+        answer.raise_for_status()

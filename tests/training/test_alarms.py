@@ -1,0 +1,115 @@
+"""What an alarm sets off in a run: its log, its hooks, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError, StoppedByAlarm
+from cusearch_async.metrics.files import read_metrics
+from cusearch_async.training import alarms as module
+from cusearch_async.training.alarms import AlarmWatch
+from tests.training.test_train import setting, start
+
+__all__ = ["setting"]
+
+SEARCHES, NONE = {"depth/mean": 3.0}, {"depth/mean": 0.0}
+
+
+def watch(atlas_config, tmp_path, *overrides) -> AlarmWatch:
+    return AlarmWatch(load_config(atlas_config, ["--run.folder", str(tmp_path), *overrides]), 0)
+
+
+async def test_a_command_is_run_once_when_an_alarm_begins(atlas_config, tmp_path, caplog):
+    told = tmp_path / "told"
+    code = "import sys; open(sys.argv[1], 'a').write(sys.argv[2] + chr(10))"
+    command = f'["{sys.executable}", "-c", "{code}", "{told}", "{{name}} {{step}}: {{text}}"]'
+    found = watch(atlas_config, tmp_path, "--alarms.command", command)
+    firing = [found.look(step, row) for step, row in enumerate([SEARCHES, SEARCHES, NONE, NONE, NONE, NONE])]
+    await found.finish()
+    assert [[alarm.rule.name for alarm in of_step] for of_step in firing[:2]] == [[], []]
+    assert [alarm.rule.name for alarm in firing[-1]] == ["stops_searching"]
+    (line,) = told.read_text().splitlines()
+    assert line.startswith("stops_searching 3: stops_searching at step 3: ")
+    assert f"cusearch trace {tmp_path} --step 3" in line
+    assert caplog.text.count("alarm stops_searching at step") == 1
+
+
+async def test_an_alarm_is_posted_as_json(atlas_config, tmp_path):
+    got = []
+
+    async def take(request: web.Request) -> web.Response:
+        got.append(await request.json())
+        return web.Response()
+
+    application = web.Application()
+    application.add_routes([web.post("/hook", take)])
+    async with TestServer(application) as server:
+        found = watch(atlas_config, tmp_path, "--alarms.url", str(server.make_url("/hook")))
+        for step, row in enumerate([SEARCHES, NONE, NONE, NONE]):
+            found.look(step, row)
+        await found.finish()
+    (one,) = got
+    assert (one["name"], one["run"]) == ("stops_searching", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        (("--alarms.command", '["/does/not/exist"]'), "failed: [Errno 2]"),
+        (("--alarms.command", f'["{sys.executable}", "-c", "raise SystemExit(3)"]'), "ended with status 3"),
+        (("--alarms.command", f'["{sys.executable}", "-c", "import time; time.sleep(60)"]'), "took more than 1 s"),
+        (("--alarms.url", "http://127.0.0.1:9/hook"), "failed: Cannot connect"),
+    ],
+)
+async def test_a_hook_that_fails_or_hangs_is_logged_and_holds_nothing(
+    atlas_config, tmp_path, caplog, monkeypatch, hook, said
+):
+    monkeypatch.setattr(module, "HOOK_S", 1.0)
+    found = watch(atlas_config, tmp_path, *hook)
+    for step, row in enumerate([SEARCHES, NONE, NONE, NONE]):
+        found.look(step, row)
+    await asyncio.wait_for(found.finish(), 30)
+    (line,) = [record.message for record in caplog.records if record.message.startswith("the hook of alarm")]
+    assert line.startswith("the hook of alarm stops_searching ")
+    assert said in line
+
+
+async def test_a_resumed_run_remembers_the_steps_before(setting):
+    s = setting("--run.steps", "3")
+    await start(s)
+    assert len(read_metrics(s.config.folder / "metrics.jsonl")) == 3
+    assert len(AlarmWatch(s.config, 2)._rows) == 2, "the row of the step that is made again does not count"
+
+
+async def test_a_run_ends_at_an_alarm_of_stop_on_and_keeps_the_checkpoint_before(setting):
+    """All rewards of the model run are equal; without the setting it makes its three steps."""
+    s = setting("--alarms.stop_on", '["not_finite"]')
+    update = s.learner.update
+    s.learner.update = lambda *given: update(*given) | {"train/loss": float("nan") if given[2] == 2 else 0.5}
+    with pytest.raises(StoppedByAlarm, match=r"not_finite at step 2.*continues from its newest checkpoint"):
+        await start(s)
+    rows = read_metrics(s.config.folder / "metrics.jsonl")
+    assert [row["alarms/firing"] for row in rows] == [0.0, 0.0, 1.0], "the row that tells why is written"
+    assert [path.name for path in s.checkpoints.folder.glob("step*")] == ["step000002-e1"]
+    assert not s.run.state.is_finished
+
+
+@pytest.mark.parametrize(
+    ("setting_and_value", "said"),
+    [
+        (("--alarms.stop_on", '["stop_searching"]'), "'stop_searching' is no alarm; did you mean stops_searching"),
+        (("--alarms.command", '["notify", "{texts}"]'), "'{texts}' cannot be filled in; use {name}, {text}"),
+        (("--alarms.command", '["notify", "{"]'), "'{' cannot be filled in"),
+        (("--alarms.url", "ftp://x"), "alarms.url"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(atlas_config, setting_and_value, said):
+    with pytest.raises(ConfigError, match="alarms") as error:
+        load_config(atlas_config, setting_and_value)
+    assert said in str(error.value)
