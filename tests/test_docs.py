@@ -95,6 +95,7 @@ def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
     names |= {name.replace("/a/", "/LABEL/") for name in describe_environments(pool, [], ["a", "b"]) if "/a/" in name}
     for method in METHODS:
         names |= {f"selection/{name}" for name in select(method, pool_of(np.zeros(60), np.ones(60, np.int64))).metrics}
+    names |= {"alarms/firing"}
     learner = DOCS.parent / "cusearch_async" / "learner" / "learner.py"
     names |= set(re.findall(r'"(train/[a-z_]+)"', learner.read_text(encoding="utf-8")))
     assert names == table.names()
@@ -112,8 +113,9 @@ def test_the_readme_is_short():
 
 
 def test_the_pages_are_short():
-    """Together, without the report that `cusearch study` writes: say each fact once."""
-    assert sum(len(page.read_text(encoding="utf-8").split()) for page in DOCS.glob("*.md")) <= 21_500
+    """Together, without those that are made from the code: say each fact once."""
+    written = [page for page in DOCS.glob("*.md") if page.name not in PAGES]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in written) <= 16_500
 
 
 def test_measurements_are_on_the_pages_for_them():

@@ -10,15 +10,11 @@ from pathlib import Path
 
 from cusearch_async.cli.parts.arguments import add_trust, at_least
 from cusearch_async.config import Config, load_config
-from cusearch_async.dashboard.episodes import groups_of
-from cusearch_async.dashboard.facts import facts
-from cusearch_async.dashboard.kept import KeptRun
-from cusearch_async.dashboard.page import page
+from cusearch_async.dashboard.page import write_page
 from cusearch_async.dashboard.server import Shown, application
 from cusearch_async.errors import ConfigError
-from cusearch_async.files import refuse_unwritable, writing_output
+from cusearch_async.files import refuse_unwritable
 from cusearch_async.http_server import serve
-from cusearch_async.replay.selection import RecordedStep
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +34,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.output:
         if len(runs) > 1:
             raise ConfigError(f"--output writes the page of one run, got {len(runs)}")
-        write(runs[0].folder, arguments.output)
+        if arguments.output.suffix != ".html":
+            raise ConfigError(f"--output must be a .html file, got {arguments.output}")
+        refuse_unwritable(arguments.output, "--output")
+        write_page(runs[0].folder, arguments.output)
+        log.info("wrote %s", arguments.output)
         return
     names = names_of([run.folder for run in runs])
     for name in names:
@@ -65,16 +65,3 @@ def names_of(folders: list[Path]) -> list[str]:
         name = folder.resolve().name
         names.append(name if name not in names else f"{name}-{len(names)}")
     return names
-
-
-def write(folder: Path, output: Path) -> None:
-    """Raises: ConfigError when it cannot be written."""
-    if output.suffix != ".html":
-        raise ConfigError(f"--output must be a .html file, got {output}")
-    refuse_unwritable(output, "--output")
-    found = facts(KeptRun.read(folder))
-    newest = found["recorded"][-1:]
-    groups = groups_of(RecordedStep.read(folder, *newest)) if newest else None
-    with writing_output(output, "--output"):
-        output.write_text(page(found["name"], found | {"watches": False, "groups": groups}), encoding="utf-8")
-    log.info("wrote %s", output)

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         console.print(f"the earlier demo is kept in {aside}", soft_wrap=True)
     with Fleet(config) as fleet:
         fleet.start_services()
-        live.print_inspection_commands(config, console)
+        live.show_ways_to_look(fleet, config, console)
         screen = live.Screen(fleet, console)
         scored = {}
         if arguments.baseline:

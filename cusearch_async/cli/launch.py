@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         fleet.start_services()
         fleet.start_run(arguments.accept_changes)
         log.info("started %s; logs in %s", ", ".join(fleet.children), config.folder / "logs")
-        live.print_inspection_commands(config, console)
+        live.show_ways_to_look(fleet, config, console)
         live.watch(fleet, config, console)
         ledger, counted = asyncio.run(read_ledger(config))
     summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cusearch_async.models import load_tokenizer
 from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.types import Trajectory
 
@@ -40,6 +39,8 @@ def stretches(trajectory: Trajectory, tokenizer: Any) -> Stretches:
 
 def groups_of(recorded: RecordedStep) -> Json:
     """Its groups. Raises: ConfigError when the tokenizer of its model is not there."""
+    from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers takes seconds to import)
+
     advantages = dict(zip(recorded.record.selected, recorded.record.advantages, strict=True))
     return {"step": recorded.record.step} | groups(
         recorded.pool.trajectories, advantages, load_tokenizer(recorded.config.model.location)

@@ -14,6 +14,8 @@ from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
 from cusearch_async.run.history import Start, Stop, read_starts, read_stop
 
 FAILED = "failed"
+SETTINGS = ("config.toml", "launch.toml")
+"""Of the newest start; before the first one, of the launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,9 @@ class KeptRun:
     def read(cls, folder: Path) -> KeptRun:
         """Raises: ConfigError for a folder that is not a run's, or whose config cannot be read."""
         refuse_no_run(folder)
-        path = folder / "config.toml"
+        path = next((path for name in SETTINGS if (path := folder / name).exists()), None)
         try:
-            settings = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            settings = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from error
         starts = read_starts(folder)

@@ -7,8 +7,15 @@ import json
 import secrets
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from string import Template
 from typing import Any
+
+from cusearch_async.dashboard.episodes import groups_of
+from cusearch_async.dashboard.facts import facts
+from cusearch_async.dashboard.kept import KeptRun
+from cusearch_async.files import writing_output
+from cusearch_async.replay.selection import RecordedStep
 
 VENDOR = ("uPlot.min.css", "uPlot.iife.min.js")
 
@@ -22,6 +29,18 @@ def page(title: str, data: dict[str, Any]) -> str:
         script=asset("vendor", VENDOR[1]) + "\n" + asset("page.js"),
         data=as_script(data),
     )
+
+
+def write_page(folder: Path, output: Path) -> None:
+    """The page of a run as its folder keeps it, with the groups of its newest recorded step.
+
+    Raises: ConfigError for a folder that is no run's, and when it cannot be written."""
+    found = facts(KeptRun.read(folder))
+    newest = found["recorded"][-1:]
+    groups = groups_of(RecordedStep.read(folder, *newest)) if newest else None
+    text = page(found["name"], found | {"watches": False, "groups": groups})
+    with writing_output(output, "the page"):
+        output.write_text(text, encoding="utf-8")
 
 
 def as_script(data: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,12 +49,15 @@ class Shown:
 
 
 RUNS = web.AppKey("runs", dict[str, Shown])
+CLOSING = web.AppKey("closing", asyncio.Event)
+"""Set when the server ends: browsers that listen for news would hold it."""
 
 
 def application(runs: Mapping[str, Shown]) -> web.Application:
     """`runs` by the names in their addresses."""
     found = web.Application()
-    found[RUNS] = dict(runs)
+    found[RUNS], found[CLOSING] = dict(runs), asyncio.Event()
+    found.on_shutdown.append(close)
     found.add_routes(
         [
             web.get("/", index),
@@ -70,6 +74,10 @@ def of_address(request: web.Request) -> Shown:
     if run is None:
         raise web.HTTPNotFound(text=f"no run {request.match_info['run']!r} is shown here")
     return run
+
+
+async def close(of: web.Application) -> None:
+    of[CLOSING].set()
 
 
 async def index(request: web.Request) -> web.Response:
@@ -93,7 +101,8 @@ async def events(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     await response.prepare(request)
     before: tuple[int, ...] = ()
-    while True:
+    closing = request.app[CLOSING]
+    while not closing.is_set():
         news: Json = {"live": await run.now()}
         changed = run.changed()
         if changed != before:
@@ -108,7 +117,9 @@ async def events(request: web.Request) -> web.StreamResponse:
                 news |= found | ({"rows": columns(kept.rows[sent:])} if kept.rows[sent:] else {})
                 sent, before = len(kept.rows), changed
         await response.write(f"data: {json.dumps(news, allow_nan=False)}\n\n".encode())
-        await asyncio.sleep(LOOK_EVERY_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(closing.wait(), LOOK_EVERY_S)
+    return response
 
 
 async def step(request: web.Request) -> web.Response:

@@ -38,6 +38,7 @@ METRICS = "metrics.jsonl"
 SCORES = "eval.jsonl"
 SUMMARY = "summary.json"
 TRACES = "traces"
+PAGE = "page.html"
 CHILDREN = (
     "config.toml",
     "launch.toml",
@@ -59,6 +60,7 @@ CHILDREN = (
     "redis",
     SUMMARY,
     "plot.png",
+    PAGE,
 )
 """Everything that a run writes into its folder, except the marker."""
 _POLL_S = 0.05

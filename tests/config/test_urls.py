@@ -9,6 +9,8 @@ import pytest
 from cusearch_async.config import known_keys, load_config
 from tests.config.lines import error_of
 
+URLS = ("retriever.url", "retriever.zerosearch.url", "retriever.web.url", "eval.judge.url", "weights.url", "alarms.url")
+
 
 @pytest.mark.parametrize(
     "url",
@@ -30,9 +32,7 @@ def test_a_password_in_the_url_is_refused_and_not_repeated(write, url):
     assert "hunter2" not in said
 
 
-@pytest.mark.parametrize(
-    "key", ["retriever.url", "retriever.zerosearch.url", "retriever.web.url", "eval.judge.url", "weights.url"]
-)
+@pytest.mark.parametrize("key", URLS)
 @pytest.mark.parametrize(
     "url",
     [
@@ -55,9 +55,7 @@ def test_a_password_in_the_url_of_any_service_is_refused_and_not_repeated(write,
 
 def test_every_url_in_the_config_is_one_of_those(write):
     with_url = {key for key in known_keys() if key.rpartition(".")[2] == "url"}
-    assert with_url - {"redis.url"} == {
-        *("retriever.url", "retriever.zerosearch.url", "retriever.web.url", "eval.judge.url", "weights.url")
-    }
+    assert with_url - {"redis.url"} == set(URLS)
 
 
 @pytest.mark.parametrize("url", ["redis://h/x", "redis://h/0/1", "rediss://h/-1", "redis://h/1.5"])

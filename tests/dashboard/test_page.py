@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from cusearch_async.dashboard import facts as facts_module
 from cusearch_async.dashboard.facts import columns, facts, rounded
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.page import VENDOR, as_script, asset, page
-from cusearch_async.dashboard.server import Shown, application
+from cusearch_async.dashboard.server import LOOK_EVERY_S, Shown, application
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import append_row
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import record_start, record_stop
-from tests.conftest import free_port
+from tests.conftest import SLOW, free_port
 
 CHECKSUMS = {
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -196,7 +197,7 @@ def test_news_are_the_steps_that_the_page_does_not_have_yet(config):
         ):
 
             async def news() -> dict[str, Any]:
-                while not (read := await asyncio.wait_for(stream.content.readline(), 30)).startswith(b"data: "):
+                while not (read := await asyncio.wait_for(stream.content.readline(), 30 * SLOW)).startswith(b"data: "):
                     pass
                 return json.loads(read.removeprefix(b"data: "))
 
@@ -212,6 +213,20 @@ def test_news_are_the_steps_that_the_page_does_not_have_yet(config):
     assert then["rows"]["step"] == [1, 2]
     assert then["progress"]["done"] == 3
     assert "problem" in then["live"]
+
+
+def test_a_browser_that_listens_does_not_hold_the_server(config):
+    add_step(config, 0)
+
+    async def listen_and_close() -> float:
+        server = TestServer(application({"demo": Shown(config.folder, config)}))
+        async with TestClient(server) as client, client.get("/demo/events") as stream:
+            await stream.content.readline()
+            began = time.monotonic()
+            await server.close()
+            return time.monotonic() - began
+
+    assert asyncio.run(listen_and_close()) < LOOK_EVERY_S * SLOW
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -245,7 +260,9 @@ def in_browser(url: str, folder: Path, size: str) -> str:
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     options += ["--disable-component-update", "--disable-sync", f"--user-data-dir={folder / 'profile'}"]
     options += [f"--window-size={size}", "--virtual-time-budget=2000", "--enable-logging=stderr", "--dump-dom"]
-    found = subprocess.run([str(CHROMIUM), *options, url], capture_output=True, text=True, timeout=120, check=True)
+    found = subprocess.run(
+        [str(CHROMIUM), *options, url], capture_output=True, text=True, timeout=120 * SLOW, check=True
+    )
     said = [line for line in found.stderr.splitlines() if "CONSOLE" in line]
     assert not said
     return found.stdout

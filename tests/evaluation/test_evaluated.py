@@ -12,10 +12,10 @@ from cusearch_async.cli.eval import evaluated
 from cusearch_async.config import load_config
 from cusearch_async.errors import JudgeFailed
 from cusearch_async.evaluation.probing import ProbedSearch, run_passes
+from tests.dashboard.test_episodes import Letters
 from tests.evaluation import planted
 from tests.evaluation.planted import QUESTIONS, Engine, PlantedRunner
 from tests.evaluation.test_judge import NO_MODEL, judging, reply
-from tests.evaluation.test_scoring import Letters
 
 FEW = QUESTIONS[:60]
 POLICIES = {"m": planted.reads, "other": planted.abstains}

@@ -9,7 +9,8 @@ from cusearch_async.cli.eval import Report
 from cusearch_async.evaluation.findings import Paired, Samples
 from cusearch_async.evaluation.judge import PROMPT, Verdicts
 from cusearch_async.evaluation.scoring import summarize
-from tests.evaluation.test_scoring import EPISODES, QUESTIONS, Letters
+from tests.dashboard.test_episodes import Letters
+from tests.evaluation.test_scoring import EPISODES, QUESTIONS
 
 
 def report(**changes):

@@ -14,6 +14,7 @@ from cusearch_async.errors import ConfigError, StoppedByAlarm
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training import alarms as module
 from cusearch_async.training.alarms import AlarmWatch
+from tests.conftest import SLOW
 from tests.training.test_train import setting, start
 
 __all__ = ["setting"]
@@ -74,7 +75,7 @@ async def test_a_hook_that_fails_or_hangs_is_logged_and_holds_nothing(
     found = watch(atlas_config, tmp_path, *hook)
     for step, row in enumerate([SEARCHES, NONE, NONE, NONE]):
         found.look(step, row)
-    await asyncio.wait_for(found.finish(), 30)
+    await asyncio.wait_for(found.finish(), 30 * SLOW)
     (line,) = [record.message for record in caplog.records if record.message.startswith("the hook of alarm")]
     assert line.startswith("the hook of alarm stops_searching ")
     assert said in line

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from cusearch_async.config import LOOPBACK, Config, save_config
 from cusearch_async.data.questions import asks_of_atlas
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
-from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.children import free_port, start_child
 from cusearch_async.lifecycle.gpus import Gpus, divide
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
@@ -33,19 +33,22 @@ from cusearch_async.transport.server import holding_data, is_listening, own_serv
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+PAGE_PORT = 8787
 _SERVING = ("redis", "retriever", "simulator", "rollout")
+_OPTIONAL = ("evaluator", "dashboard")
+"""Processes that a run continues without."""
 _STAGES = (
     (("rollout", "evaluator", "eval_"), 60.0),
     (("learner",), 300.0),
-    (("retriever", "simulator"), 30.0),
+    (("retriever", "simulator", "dashboard"), 30.0),
     (("redis",), 30.0),
 )
 """The order in which processes are stopped, and how many seconds each stage may take: first the workers, which release
 their tickets, then the learner, which saves its checkpoint, then the services."""
 
 _SECRETS = {
-    "CUSEARCH_REDIS_PASSWORD": ("learner", "rollout", "evaluator"),
-    "CUSEARCH_SENTINEL_PASSWORD": ("learner", "rollout", "evaluator"),
+    "CUSEARCH_REDIS_PASSWORD": ("learner", "rollout", "evaluator", "dashboard"),
+    "CUSEARCH_SENTINEL_PASSWORD": ("learner", "rollout", "evaluator", "dashboard"),
     "CUSEARCH_WEIGHTS_TOKEN": ("learner", "rollout", "evaluator"),
     "CUSEARCH_JUDGE_KEY": ("eval_",),
     "SERPER_API_KEY": ("retriever",),
@@ -185,6 +188,12 @@ class Fleet:
             own = {"CUSEARCH_WORKER_INDEX": str(index)}
             self.start_command(f"rollout-{index}", "worker", "rollout", options=_gpu_option(gpus), env=own)
 
+    def start_page(self) -> str:
+        """Start the server of the run's page; its address."""
+        port = PAGE_PORT if not is_listening(f"http://127.0.0.1:{PAGE_PORT}") else free_port()
+        self.start_command("dashboard", "dashboard", options=["--port", str(port), "--trust"])
+        return f"http://127.0.0.1:{port}/{self._config.folder.resolve().name}/"
+
     def start_command(
         self, name: str, *command: str, options: Sequence[str] = (), env: dict[str, str] | None = None
     ) -> None:
@@ -212,11 +221,12 @@ class Fleet:
 
     def check(self) -> None:
         """Raises: ProcessDied when a process has failed, or when a service or worker has ended. A run continues without
-        its evaluator."""
-        evaluator = self.children.get("evaluator")
-        if evaluator is not None and evaluator.process.poll():
-            log.warning("the run continues without its evaluator: %s", evaluator.describe_end())
-            del self.children["evaluator"]
+        its evaluator, or its page."""
+        for name in _OPTIONAL:
+            child = self.children.get(name)
+            if child is not None and child.process.poll():
+                log.warning("the run continues without its %s: %s", name, child.describe_end())
+                del self.children[name]
         for name, child in self.children.items():
             if self.has_ended(name) and name.startswith(_SERVING):
                 if name.startswith("rollout") and self._are_steps_done():

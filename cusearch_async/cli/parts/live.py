@@ -25,11 +25,12 @@ from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.cli.parts.opening import is_closed
 from cusearch_async.cli.parts.terminal import duration
 from cusearch_async.config import Config
+from cusearch_async.dashboard.page import write_page
 from cusearch_async.data.questions import has_held_out
-from cusearch_async.errors import MissingExtra, ProcessDied
+from cusearch_async.errors import CusearchError, MissingExtra, ProcessDied
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.metrics.files import read_metrics
-from cusearch_async.run.folder import METRICS
+from cusearch_async.run.folder import METRICS, PAGE
 from cusearch_async.run.history import read_starts
 from cusearch_async.training.alarms import text_of
 from cusearch_async.training.checkpoint import Checkpoint, checkpoints_of
@@ -100,8 +101,9 @@ class Screen:
         return has_logged
 
 
-def print_inspection_commands(config: Config, console: Console) -> None:
-    """Print two commands to paste into another terminal during the run."""
+def show_ways_to_look(fleet: Fleet, config: Config, console: Console) -> None:
+    """Start the run's page and print its address, and two commands to paste into another terminal during the run."""
+    console.print(f"the page of the run: {fleet.start_page()}", soft_wrap=True)
     trust = " --trust" if any(code_in(config.model_dump(mode="json"))) else ""
     console.print(f"watch the run with: cusearch buckets {config.folder / 'launch.toml'}{trust}", soft_wrap=True)
     console.print(f"or with redis-cli: {redis_cli_line(config.redis, config.folder)}", soft_wrap=True, markup=False)
@@ -208,7 +210,7 @@ def bars(counts: list[int]) -> str:
 
 
 def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: float, console: Console) -> dict[str, Any]:
-    """Print the table and the ledger, and draw plot.png. Returns the run's part of summary.json."""
+    """Print the table and the ledger, draw plot.png and write page.html. Returns the run's part of summary.json."""
     closes = is_closed(ledger, counted)
     rows = rows_of(config.folder)
     starts = read_starts(config.folder)
@@ -228,6 +230,10 @@ def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: floa
         draw(rows, title, config.folder / "plot.png")
     except MissingExtra as error:
         console.print(f"plot.png was not drawn: {error}", style="yellow", soft_wrap=True, markup=False)
+    try:
+        write_page(config.folder, config.folder / PAGE)
+    except CusearchError as error:
+        console.print(f"{PAGE} was not written: {error}", style="yellow", soft_wrap=True, markup=False)
     staleness_max = max(row["staleness/max"] for row in rows)
     trapped = sum(row.get("selection/phase_trapped", 0.0) > 0 for row in rows)
     console.print(progress_table(rows))
@@ -262,7 +268,9 @@ def whole_checkpoint(config: Config) -> Checkpoint | None:
 def print_results(config: Config, newest: Checkpoint | None, console: Console) -> None:
     """Print where the results are and how to use them. `newest` is the verified checkpoint to use."""
     settings, plot = config.folder / "config.toml", config.folder / "plot.png"
-    lines: dict[str, object] = {"plot": plot} if plot.exists() else {}
+    page = config.folder / PAGE
+    lines: dict[str, object] = {"page": page} if page.exists() else {}
+    lines |= {"plot": plot} if plot.exists() else {}
     lines |= {"metrics": config.folder / METRICS, "curves": f"tensorboard --logdir {config.folder / 'tensorboard'}"}
     if newest is not None:
         model, suite = newest.path / "model", "" if has_held_out(config) else " --suite nq"
