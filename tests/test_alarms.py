@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from cusearch_async.alarms import RULES, Alarm, Limits, alarms_of
+from cusearch_async.alarms.firing import Alarm, alarms_of
+from cusearch_async.alarms.history import Limits
+from cusearch_async.alarms.rules import RULES
 from cusearch_async.metrics.table import names
 
 STUDY = Path(__file__).parents[1] / "docs" / "replication" / "steps.parquet"
@@ -77,6 +79,9 @@ FAULTS: dict[str, Callable[[list[Row]], list[Row]]] = {
     "turns_are_cut": plant(lambda row, n: {"episode/cut_turns": 0.2}),
     "workers_gone": lambda rows: [row | {"rollout/workers": 4.0 if row["step"] < TROUBLE_AT else 1.0} for row in rows],
     "buffer_full": plant(lambda row, n: {"buffer/bytes": 0.95e9}),
+    "redis_full": plant(lambda row, n: {"buffer/server_share": 0.95}),
+    "machine_full": plant(lambda row, n: {"machine/disk_free_gib": 1.0}),
+    "finds_nothing": plant(lambda row, n: {"episode/recall": 0.0, "depth/mean": 1.0}),
     "trajectories_lost": plant(lambda row, n: {"buffer/lost": 1.0 * n, "buffer/quarantined": 0.0}),
 }
 MISSED = {"reward_falls": 0.01, "entropy_falls": 0.02, "searches_more_and_more": 0.01}

@@ -15,10 +15,12 @@ from cusearch_async.algorithm.methods import METHODS, Candidates, NoMemory, Plan
 from cusearch_async.cli.config import reference
 from cusearch_async.config import known_keys, load_config
 from cusearch_async.metrics import table
+from cusearch_async.metrics.machine import describe_machine
 from cusearch_async.metrics.step import (
     WorkerRates,
     describe_environments,
     describe_ledger,
+    describe_server,
     describe_step,
     describe_times,
 )
@@ -95,7 +97,8 @@ def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
     names |= {name.replace("/a/", "/LABEL/") for name in describe_environments(pool, [], ["a", "b"]) if "/a/" in name}
     for method in METHODS:
         names |= {f"selection/{name}" for name in select(method, pool_of(np.zeros(60), np.ones(60, np.int64))).metrics}
-    names |= {"alarms/firing"}
+    names |= describe_server(1, 2, 0.1).keys() | {"alarms/firing"}
+    names |= describe_machine(DOCS).keys() | {"machine/gpu_used_share", "machine/gpu_memory_share"}
     learner = DOCS.parent / "cusearch_async" / "learner" / "learner.py"
     names |= set(re.findall(r'"(train/[a-z_]+)"', learner.read_text(encoding="utf-8")))
     assert names == table.names()

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from cusearch_async.alarms import RULES
+from cusearch_async.alarms.rules import RULES
 from cusearch_async.cli.parts.terminal import visible
 from cusearch_async.dashboard.facts import alarms
 from cusearch_async.dashboard.kept import KeptRun

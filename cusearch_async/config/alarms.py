@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import field_validator
 
-from cusearch_async.alarms import RULES
+from cusearch_async.alarms.rules import RULES
 from cusearch_async.config.section import Free, Names, Section, service_url
 
 

@@ -10,7 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cusearch_async.alarms import RULES, Alarm, Limits, Rule, alarms_of
+from cusearch_async.alarms.firing import Alarm, alarms_of
+from cusearch_async.alarms.history import Limits
+from cusearch_async.alarms.rules import RULES, Rule
 from cusearch_async.config import flat
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.training.recorder import recorded
@@ -18,6 +20,9 @@ from cusearch_async.training.recorder import recorded
 Json = dict[str, Any]
 MOST_POINTS = 2000
 """Steps of a curve; of more, evenly spaced ones are kept, and the last."""
+SHORT = ("reward/em", "reward/all", "depth/mean", "groups/mixed_share", "staleness/mean", "train/entropy")
+SHORT_POINTS = 300
+"""Curves and points in the list of runs."""
 PACED_BY = 10
 """Steps whose times give the time of one."""
 SIDES = {"before": "the start", "after": "the end", "baseline": "the baseline"}
@@ -34,12 +39,29 @@ def facts(run: KeptRun) -> Json:
         "rows": columns(run.rows),
         "progress": progress(run),
         "scores": scores(run),
+        "lag": lag(run),
         "alarms": [alarm_shown(alarm, run.folder) for alarm in alarms(run)],
         "rules": [rule_shown(rule) for rule in RULES],
         "settings": [[key, value] for key, value in flat(run.settings)],
         "starts": [start_shown(run, number) for number in range(len(run.starts))],
         "recorded": list(recorded(run.folder)),
         "commands": commands(run.folder),
+    }
+
+
+def in_short(run: KeptRun) -> Json:
+    """A row in the list of runs, with curves to lay over those of others."""
+    kept = thinned(run.rows, SHORT_POINTS)
+    curves = {name: [rounded(row.get(name)) for row in kept] for name in SHORT}
+    firing = sum(alarm.is_firing for alarm in alarms(run))
+    return {
+        "name": run.folder.name,
+        "about": about(run),
+        "progress": progress(run),
+        "last_em": run.last_em,
+        "firing": firing,
+        "step": [row["step"] for row in kept],
+        "values": curves,
     }
 
 
@@ -83,7 +105,7 @@ def progress(run: KeptRun) -> Json:
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> Json:
     """`step` [n]; `values`: name -> [n], and name -> [n][S+1] for metrics by depth; null where a step has none."""
-    kept = thinned(rows)
+    kept = thinned(rows, MOST_POINTS)
     names = sorted({name for row in kept for name in row} - {"step", "epoch", "time"})
     return {
         "step": [row["step"] for row in kept],
@@ -91,10 +113,11 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> Json:
     }
 
 
-def thinned(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    if len(rows) <= MOST_POINTS:
+def thinned(rows: Sequence[Mapping[str, Any]], most: int) -> Sequence[Mapping[str, Any]]:
+    """At most so many, evenly spaced, with the first and the last."""
+    if len(rows) <= most:
         return rows
-    return [rows[round(place * (len(rows) - 1) / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]
+    return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
 
 
 def rounded(value: Any) -> Any:
@@ -151,6 +174,19 @@ def alarms(run: KeptRun) -> list[Alarm]:
     except (KeyError, TypeError):
         return []
     return sorted(alarms_of(run.rows, limits), key=lambda alarm: alarm.last, reverse=True)
+
+
+def lag(run: KeptRun) -> Json | None:
+    """Steps between the newest version and the newest one that was scored, where that is more than it should be."""
+    every = run.setting("eval", "every")
+    if not isinstance(every, int) or not every or not run.rows:
+        return None
+    scored = run.scores[-1]["step"] if run.scores else 0
+    behind = len(run.rows) - scored
+    if behind <= 2 * every:
+        return None
+    text = f"the newest scored version is {scored}, {behind} steps ago, with eval.every = {every}"
+    return {"name": "evaluator_lags", "text": text}
 
 
 def rule_shown(rule: Rule) -> Json:

@@ -14,6 +14,8 @@ from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import LearnerStatus
 
 Json = dict[str, Any]
+STUCK_S = 60.0
+"""An engine with requests that has produced no token for so long hangs."""
 
 
 async def live(config: Config) -> Json:
@@ -21,10 +23,29 @@ async def live(config: Config) -> Json:
     try:
         async with open_buffer(config) as buffer:
             if not (await buffer.state()).exists:
-                return {"problem": f"Redis at {place(config)} has no run {config.run.name!r}"}
+                return {"problem": f"no learner has taken run {config.run.name!r} over yet, at {place(config)}"}
             return shown(await look(buffer), await buffer.learner(), config)
     except CusearchError as error:
         return {"problem": first_line(error)}
+
+
+def troubles(now: Snapshot, learner: LearnerStatus | None, config: Config) -> list[Json]:
+    """What the learner cannot see of its workers, or of itself: name and text."""
+    found = []
+    if learner is None and not now.state.is_finished:
+        found.append(("no_learner", "no learner is alive: start it again, it continues from its newest checkpoint"))
+    for name, status in sorted(now.workers.items()):
+        if not status.is_alive:
+            found.append(
+                ("worker_silent", f"{name} was last heard of {status.heartbeat_age_s:.0f} s ago; read its log")
+            )
+        elif status.retriever_down_s:
+            text = f"{name} has had no answer from {config.retriever.url} for {status.retriever_down_s:.0f} s"
+            found.append(("retriever_down", text))
+        elif status.in_flight and status.last_token_age_s > STUCK_S:
+            text = f"{name} has {status.in_flight} episodes in flight and no token for {status.last_token_age_s:.0f} s"
+            found.append(("worker_stuck", text))
+    return [{"name": name, "text": text} for name, text in found]
 
 
 def place(config: Config) -> str:
@@ -39,6 +60,7 @@ def shown(now: Snapshot, learner: LearnerStatus | None, config: Config) -> Json:
         for name, status in sorted(now.workers.items())
     ]
     return {
+        "troubles": troubles(now, learner, config),
         "state": {
             "step": now.state.step,
             "epoch": now.state.epoch,

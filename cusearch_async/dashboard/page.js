@@ -71,6 +71,10 @@ const depthShares = (metric) => depths().map((depth) => ({
 const constant = (value, label) => ({ label, colour: "grey", dash: [3, 4], values: () => data.rows.step.map(() => value()) });
 
 const CHARTS = {
+  redis: { title: "Redis", note: "MiB of the server", series: () => [{ label: "server", colour: "blue", values: () => column("buffer/server_bytes").map((one) => isNumber(one) ? one / 2 ** 20 : null) },
+    { label: "buffered payloads", colour: "orange", values: () => column("buffer/bytes").map((one) => isNumber(one) ? one / 2 ** 20 : null) }] },
+  host: { title: "The learner's machine", note: "share used", range: [0, 1], series: () => [line("machine/memory_used_share", "memory", "blue"), line("machine/gpu_memory_share", "GPU memory", "orange"),
+    line("machine/gpu_used_share", "GPUs", "green")] },
   reward: { title: "Reward and exact match", note: "of the pool, of the trained; ◆ held-out", range: [0, 1], series: () => [
     line("reward/all", "reward", "blue"), line("reward/trained", "trained", "blue", { dash: [4, 4] }), line("reward/em", "EM", "orange"),
     { label: "held-out EM", colour: "green", points: true, values: () => heldOut("em") }] },
@@ -121,7 +125,7 @@ function chart(name) {
   return panel;
 }
 
-function draw(place, spec, series) {
+function draw(place, spec, series, steps = axis()) {
   const grid = { stroke: css("line"), width: 1 };
   const ticks = { stroke: css("faint"), grid, ticks: { show: false }, font: "11px system-ui" };
   const short = (_, values) => values.map((value) => (value && Math.abs(value) < 0.01 ? value.toExponential(0) : `${Number(value.toPrecision(6))}`));
@@ -143,12 +147,12 @@ function draw(place, spec, series) {
       label: series[number].label, stroke: colours[number], width: series[number].points ? 0 : 1.6, dash: series[number].dash,
       fill: spec.stacked ? colours[number] : undefined,
       paths: series[number].stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-      spanGaps: Boolean(series[number].points),
-      points: series[number].points ? { show: true, size: 8, fill: css("paper"), stroke: colours[number], width: 2 } : { show: axis().length < 3 },
+      spanGaps: Boolean(series[number].points || series[number].gaps),
+      points: series[number].points ? { show: true, size: 8, fill: css("paper"), stroke: colours[number], width: 2 } : { show: steps.length < 3 },
       value: (_, __, ___, index) => (index === null || index === undefined ? "–" : precise(series[number].raw[index])),
     }))],
   };
-  const plot = new uPlot(options, [axis(), ...order.map((number) => drawn[number])], place);
+  const plot = new uPlot(options, [steps, ...order.map((number) => drawn[number])], place);
   new ResizeObserver(() => plot.setSize({ width: Math.max(place.clientWidth, 200), height: 190 })).observe(place);
 }
 
@@ -194,9 +198,13 @@ function alarmList(alarms) {
 
 function alarmPanel() {
   const firing = data.alarms.filter((one) => one.firing);
+  const isOpen = data.progress.outcome.startsWith("running");
+  const troubles = isOpen ? [...(data.live?.troubles ?? []), data.lag].filter(Boolean) : [];
   const over = data.alarms.filter((one) => !one.firing);
-  const note = `${data.rules.length} rules, ${firing.length ? `${firing.length} fire` : "none fires"}`;
-  const body = firing.length ? alarmList(firing) : [make("p", { class: "ok", text: data.rows.step.length ? "✓ nothing looks wrong" : "no step is done yet" })];
+  const count = firing.length + troubles.length;
+  const note = `${data.rules.length} rules, ${count ? `${count} fire` : "none fires"}`;
+  const now = troubles.map((one) => make("div", { class: "alarm" }, make("p", {}, make("b", { class: "bad", text: one.name.replaceAll("_", " ") }), ` ${one.text}`)));
+  const body = count ? [...now, ...alarmList(firing)] : [make("p", { class: "ok", text: data.rows.step.length ? "✓ nothing looks wrong" : "no step is done yet" })];
   if (over.length) body.push(make("p", { class: "faint", text: `earlier: ${over.length}` }), ...alarmList(over.slice(0, 3)));
   return panel("Alarms", note, ...body);
 }
@@ -321,7 +329,7 @@ function episodes() {
   }
   async function load() {
     if (data.groups?.step !== shownStep) {
-      body.replaceChildren(make("p", { class: "faint", text: `step ${shownStep} is read` }));
+      body.replaceChildren(make("p", { class: "faint", text: `reading step ${shownStep} …` }));
       const answer = await fetch(`step/${shownStep}`).catch(() => null);
       const found = answer ? await answer.json().catch(() => null) : null;
       if (!found?.groups) {
@@ -378,20 +386,65 @@ function settings() {
   return [begun, panel("Commands", null, ...data.commands.map((text) => make("p", {}, make("code", { text })))), all, panel("Machine and packages", null, table(null, facts))];
 }
 
+// ---- the list of runs -----------------------------------------------------------------------------
+
+const ticked = new Set();
+const OVER = { "reward/em": "Exact match, sampled", "depth/mean": "Mean search depth", "reward/all": "Reward", "groups/mixed_share": "Groups with mixed answers", "staleness/mean": "Staleness", "train/entropy": "Entropy" };
+const PALETTE = ["blue", "orange", "green", "violet", "red", "grey"];
+
+function runs() {
+  const known = data.runs.filter((one) => !one.problem);
+  if (!ticked.size) known.slice(0, PALETTE.length).forEach((one) => ticked.add(one.address));
+  const rows = data.runs.map((one) => {
+    if (one.problem) return ["", one.name, make("span", { class: "bad", text: one.problem }), "", "", "", "", ""];
+    const tick = make("input", { type: "checkbox", "aria-label": `show the curves of ${one.name}`, checked: ticked.has(one.address),
+      onchange: () => { tick.checked ? ticked.add(one.address) : ticked.delete(one.address); show(); } });
+    const { done, steps, outcome, error } = one.progress;
+    return [tick, make("a", { href: one.address, text: one.name }), make("span", { class: error ? "bad" : "", text: error ?? outcome }), one.about.method, `${done} of ${steps}`,
+      fixed(one.values["reward/em"].at(-1)), fixed(one.last_em), one.firing ? make("span", { class: "bad", text: `${one.firing}` }) : make("span", { class: "ok", text: "none" })];
+  });
+  const list = panel("Runs", "tick those whose curves are to be laid over each other", table(["", "run", "outcome", "method", "steps", "EM, sampled", "held-out EM", "alarms"], rows, [4, 5, 6]));
+  list.classList.add("wide");
+  return [list, ...Object.entries(OVER).map(([metric, title]) => over(metric, title, known.filter((one) => ticked.has(one.address))))];
+}
+
+function over(metric, title, chosen) {
+  const steps = [...new Set(chosen.flatMap((one) => one.step))].sort((a, b) => a - b);
+  const series = chosen.map((one, number) => {
+    const at = new Map(one.step.map((step, place) => [step, one.values[metric][place]]));
+    return { label: one.name, colour: PALETTE[number % PALETTE.length], raw: steps.map((step) => at.get(step) ?? null), gaps: true };
+  }).filter((one) => one.raw.some(isNumber));
+  if (!series.length) return null;
+  const place = make("div", { role: "img", "aria-label": `${title} of ${series.map((one) => one.label).join(", ")}` });
+  requestAnimationFrame(() => draw(place, {}, series, steps));
+  return panel(title, null, place);
+}
+
+async function refreshRuns() {
+  const answer = await fetch("runs.json").catch(() => null);
+  const found = answer ? await answer.json().catch(() => null) : null;
+  if (found) {
+    data.runs = found;
+    show();
+  }
+  setTimeout(refreshRuns, 10000);
+}
+
 // ---- screens --------------------------------------------------------------------------------------
 
 const SCREENS = {
-  now: ["Now", () => [tiles(), alarmPanel(), bufferPanel(), workerPanel(), ...charts("reward", "pool", "ofDepth", "groups", "entropy", "time")]],
+  now: ["Now", () => [data.rows.step.length ? tiles() : null, alarmPanel(), bufferPanel(), workerPanel(), ...charts("reward", "pool", "ofDepth", "groups", "entropy", "time")]],
   learning: ["Learning", () => charts("reward", "groups", "equal", "format", "recall", "entropy", "gradient", "clip")],
   depth: ["Depth", () => charts("depth", "pool", "selected", "ofDepth", "emOfDepth", "mass", "tokens", "phase", "coverage")],
   policy: ["Off policy", () => charts("staleness", "ess", "mismatch", "clip", "stale")],
-  machines: ["Machines", () => [workerPanel(), ...charts("time", "idle", "speed", "searches", "latency", "buffered", "troubles")]],
+  machines: ["Machines", () => [workerPanel(), ...charts("time", "idle", "speed", "searches", "latency", "buffered", "redis", "host", "troubles")]],
   episodes: ["Episodes", () => [summaryTable(), episodes()]],
   heldout: ["Held-out", () => [scoreTable(), comparison()]],
   settings: ["Settings", settings],
+  runs: ["Runs", runs],
 };
 
-const screens = Object.keys(SCREENS).filter((id) => !data.screens || data.screens.includes(id));
+const screens = data.screens ?? Object.keys(SCREENS).filter((id) => id !== "runs");
 const current = () => (screens.includes(location.hash.slice(1)) ? location.hash.slice(1) : screens[0]);
 
 function head() {
@@ -399,11 +452,12 @@ function head() {
     make("a", { href: `#${id}`, text: SCREENS[id][0], "aria-current": current() === id ? "page" : null })));
   if (!data.progress) return; // a page of episodes alone
   const { done, steps, step_s: pace, outcome, error } = data.progress;
-  const left = outcome.startsWith("running") && isNumber(steps) && isNumber(pace) ? `, ${seconds((steps - done) * pace)} left` : "";
-  const state = data.live?.state?.paused ? "paused" : outcome;
+  const [live, isOpen] = [data.live && !data.live.problem ? data.live : null, outcome.startsWith("running")];
+  const left = isOpen && isNumber(steps) && isNumber(pace) ? `, ${seconds((steps - done) * pace)} left` : "";
+  const state = isOpen && live ? (live.state.paused ? "paused" : live.learner ? "running" : "no learner is alive") : outcome;
   document.getElementById("head").replaceChildren(
     make("span", { text: `${data.about.method} · ${data.about.model} · seed ${data.about.seed}` }),
-    make("span", { class: error ? "bad" : "ok", text: `${state}, step ${done} of ${steps}` }), make("span", { text: `${seconds(pace)} a step${left}` }),
+    make("span", { class: error || state.startsWith("no ") ? "bad" : "ok", text: `${state}, step ${done} of ${steps}` }), isNumber(pace) ? make("span", { text: `${seconds(pace)} a step${left}` }) : "",
     error ? make("span", { class: "bad", text: error }) : "");
 }
 
@@ -441,3 +495,4 @@ addEventListener("hashchange", show);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 show();
 if (data.watches) follow();
+if (data.runs) refreshRuns();

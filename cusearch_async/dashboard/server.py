@@ -14,7 +14,7 @@ from aiohttp import web
 
 from cusearch_async.config import Config
 from cusearch_async.dashboard.episodes import groups_of
-from cusearch_async.dashboard.facts import columns, facts
+from cusearch_async.dashboard.facts import columns, facts, in_short
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.live import live
 from cusearch_async.dashboard.page import page
@@ -61,6 +61,7 @@ def application(runs: Mapping[str, Shown]) -> web.Application:
     found.add_routes(
         [
             web.get("/", index),
+            web.get("/runs.json", index_data),
             web.get("/{run}/", whole_page),
             web.get("/{run}/events", events),
             web.get(r"/{run}/step/{step:\d+}", step),
@@ -69,8 +70,12 @@ def application(runs: Mapping[str, Shown]) -> web.Application:
     return found
 
 
+def runs_of(request: web.Request) -> dict[str, Shown]:
+    return request.app[RUNS]
+
+
 def of_address(request: web.Request) -> Shown:
-    run = request.app[RUNS].get(request.match_info["run"])
+    run = runs_of(request).get(request.match_info["run"])
     if run is None:
         raise web.HTTPNotFound(text=f"no run {request.match_info['run']!r} is shown here")
     return run
@@ -81,8 +86,27 @@ async def close(of: web.Application) -> None:
 
 
 async def index(request: web.Request) -> web.Response:
-    first, *_ = request.app[RUNS]
-    raise web.HTTPFound(f"/{first}/")
+    """The list of runs, or the page of the only one."""
+    first, *others = runs_of(request)
+    if not others:
+        raise web.HTTPFound(f"/{first}/")
+    data = {"screens": ["runs"], "runs": await asyncio.to_thread(listed, runs_of(request))}
+    return web.Response(text=page("runs", data), content_type="text/html", headers={"Cache-Control": "no-store"})
+
+
+async def index_data(request: web.Request) -> web.Response:
+    return web.json_response(await asyncio.to_thread(listed, runs_of(request)))
+
+
+def listed(runs: Mapping[str, Shown]) -> list[Json]:
+    """One row a run; of a folder that cannot be read, why."""
+    rows: list[Json] = []
+    for address, run in runs.items():
+        try:
+            rows.append(in_short(KeptRun.read(run.folder)) | {"address": f"{address}/"})
+        except ConfigError as error:
+            rows.append({"name": run.folder.name, "problem": first_line(error)})
+    return rows
 
 
 async def whole_page(request: web.Request) -> web.Response:

@@ -95,6 +95,12 @@ def describe_ledger(ledger: Ledger) -> Metrics:
     return {f"buffer/{name}": float(getattr(ledger, name)) for name in _LEDGER}
 
 
+def describe_server(used: int, limit: int, seconds: float) -> Metrics:
+    """`limit` 0: none. `seconds` is of one request."""
+    found: Metrics = {"buffer/server_bytes": float(used), "buffer/latency_s": seconds}
+    return found | ({"buffer/server_share": used / limit} if limit else {})
+
+
 def describe_times(
     wait_s: float, update_s: float, publish_s: float, checkpoint_s: float, publishing_s: float, tokens: int
 ) -> Metrics:

@@ -150,6 +150,9 @@ FAMILIES = (
         (
             Metric("buffer/buffered", "trajectories", "buffered now", "it stays at its limit"),
             Metric("buffer/bytes", "bytes", "payload of the buffered trajectories"),
+            Metric("buffer/server_bytes", "bytes", "memory of the Redis server"),
+            Metric("buffer/server_share", "share", "of its maxmemory; where it has one"),
+            Metric("buffer/latency_s", "s", "of one request to it"),
             Metric("buffer/requeued", "total", "tickets requeued, by a lapsed lease or a failed episode"),
             Metric("buffer/incomplete_groups", "total", "incomplete groups", "it grows"),
             Metric("buffer/failed_rollouts", "total", "rollouts that these lack", "it grows"),
@@ -186,6 +189,16 @@ FAMILIES = (
             Metric("train/clip_fraction", "share", "trained tokens whose ratio was clipped", "> 0.2"),
             Metric("train/kl_reference", "nats", "mean over trained tokens; 0 without a reference"),
             Metric("train/entropy", "nats", "of the policy, mean over trained tokens", "it falls to 0"),
+        ),
+    ),
+    Family(
+        "The learner's machine",
+        "metrics/machine.py",
+        (
+            Metric("machine/disk_free_gib", "GiB", "free for the run's folder"),
+            Metric("machine/memory_used_share", "share", "of the host's memory"),
+            Metric("machine/gpu_used_share", "share", "mean use of its GPUs; with nvidia-ml-py"),
+            Metric("machine/gpu_memory_share", "share", "of its fullest GPU"),
         ),
     ),
     Family("Alarms", "training/report.py", (Metric("alarms/firing", "alarms", "that fire: `cusearch alarms`", "> 0"),)),

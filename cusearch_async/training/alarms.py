@@ -11,7 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from cusearch_async.alarms import Alarm, Limits, alarms_of
+from cusearch_async.alarms.firing import Alarm, alarms_of
+from cusearch_async.alarms.history import Limits
 from cusearch_async.config import Config
 from cusearch_async.errors import StoppedByAlarm, first_line
 from cusearch_async.metrics.files import read_metrics

@@ -7,10 +7,12 @@ from collections import defaultdict
 
 from cusearch_async.config import Config
 from cusearch_async.metrics.log import MetricsLog
+from cusearch_async.metrics.machine import describe_machine
 from cusearch_async.metrics.step import (
     WorkerRates,
     describe_environments,
     describe_ledger,
+    describe_server,
     describe_step,
     describe_times,
 )
@@ -59,7 +61,11 @@ class StepReport:
         row |= {f"selection/{name}": value for name, value in chosen.metrics.items()}
         opened = chosen.pool.step + config.pool.max_staleness < config.run.steps  # questions, by the step before
         row |= self._rates.since_last(await self._buffer.workers(), opened)
+        began = time.monotonic()
         row |= describe_ledger(await self._buffer.ledger())
+        latency_s = time.monotonic() - began
+        row |= describe_server(*await self._buffer.server_memory(), latency_s)
+        row |= describe_machine(config.folder)
         parts = {f"{part}_s": seconds[part] for part in ("wait", "update", "publish", "checkpoint")}
         row |= describe_times(**parts, publishing_s=publishing_s, tokens=tokens)
         firing = self._alarms.look(chosen.pool.step, row)

@@ -255,6 +255,9 @@ class RunView(Protocol):
 
     async def ledger(self) -> Ledger: ...
 
+    async def server_memory(self) -> tuple[int, int]:
+        """Bytes that the server uses, and the most that it may; 0 where that is not known, or not limited."""
+
     async def queues(self, step: int) -> Queues:
         """How many tickets are in each place, and how many groups of the pool of `step` are closed."""
 

@@ -332,6 +332,9 @@ class MemoryBuffer:
         counts["bytes"] = sum(entry.size for entry in entries if entry.state == "buffered")
         return Ledger(**{name: counts[name] for name in Ledger.__dataclass_fields__})
 
+    async def server_memory(self) -> tuple[int, int]:
+        return sum(entry.size for entry in self._run.entries.values()), 0
+
     async def queues(self, step: int) -> Queues:
         run = self._run
         return Queues(

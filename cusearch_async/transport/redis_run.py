@@ -71,6 +71,16 @@ class RedisRun:
         counts = {text_of(name): self._number(text_of(name), value) for name, value in raw.items()}
         return Ledger(**{name: counts.get(name, 0) for name in Ledger.__dataclass_fields__})
 
+    async def server_memory(self) -> tuple[int, int]:
+        async def info(client: Any) -> dict[str, Any]:
+            try:
+                return dict(await client.info("memory"))
+            except exceptions.NoPermissionError:
+                return {}
+
+        found = await self.ask(info)
+        return int(found.get("used_memory", 0)), int(found.get("maxmemory", 0))
+
     async def queues(self, step: int) -> Queues:
         keys, questions = self.keys, self._limits.questions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cusearch_async.alarms import RULES
+from cusearch_async.alarms.rules import RULES
 from cusearch_async.config import load_config
 from cusearch_async.files import append_row
 from cusearch_async.run import folder as run_folder
@@ -22,7 +22,7 @@ def folder(atlas_config, tmp_path):
 @pytest.mark.parametrize(
     ("depths", "status", "said"),
     [
-        ([3, 3, 3, 3], 0, "4 steps, 20 rules: none firing"),
+        ([3, 3, 3, 3], 0, "4 steps, 23 rules: none firing"),
         ([3, 3, 0, 0, 0], 1, "stops_searching at step 4: 1.03 searches an episode"),
         ([3, 3, 0, 0, 0, 6, 6, 6, 6], 0, "steps 3 to 4: stops_searching at step 4"),
     ],

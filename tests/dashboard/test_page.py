@@ -245,6 +245,7 @@ def test_every_screen_is_drawn_in_a_browser_without_an_error_and_texts_stay_text
     data = facts(KeptRun.read(config.folder)) | {"watches": False, "recorded": [0], "groups": None}
     data["groups"] = {"step": 0, "colours": {HOSTILE: "search"}, "groups": [group]}
     screens = re.findall(r'^  (\w+): \["', asset("page.js"), re.MULTILINE)
+    assert screens.pop() == "runs"
     assert len(screens) == 8
     file = tmp_path / "page.html"
     file.write_text(page(HOSTILE, data), encoding="utf-8")

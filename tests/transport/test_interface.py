@@ -194,3 +194,10 @@ async def test_a_requeued_ticket_waits_until_there_is_room_for_it_and_nothing_pa
     await buffer.release("w", [0], failed=False)
     assert await buffer.admit("v", 0, 1) == []
     assert await buffer.admit("v", 0, 2) == [RolloutSlot(0, 0), RolloutSlot(0, 2)]
+
+
+async def test_the_memory_of_the_server_is_told(backend):
+    buffer = backend.make()
+    used, limit = await buffer.server_memory()
+    assert used >= 0
+    assert limit == 0, "no maxmemory is set"

@@ -18,7 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from cusearch_async.alarms import Limits, alarms_of
+from cusearch_async.alarms.firing import alarms_of
+from cusearch_async.alarms.history import Limits
 from cusearch_async.cli.parts.arguments import code_in
 from cusearch_async.cli.parts.figure import draw
 from cusearch_async.cli.parts.fleet import Fleet

@@ -5,78 +5,12 @@ docs/replication: `tests/test_alarms.py` counts in how many of them any rule fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Series = NDArray[np.float64]
-Fires = NDArray[np.bool_]
-MEMORY = 0.3
-"""Weight of the newest step in a moving average."""
-FIRST = 5
-"""Steps at the start that later ones are compared with."""
-LOOK_BACK = 8
-"""Steps over which exact match must have risen, for a policy that changes much to be called healthy."""
-RISE = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What rules need of a run's settings."""
-
-    questions: int
-    grad_clip: float
-    buffer_bytes: float
-    mismatch: float
-    """Most nats between engine and learner on the policy's fresh tokens: rounding of the data type."""
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Limits:
-        """Of a whole config, as TOML has it. Raises: KeyError, TypeError for another one."""
-        mismatch = 1e-4 if settings["model"]["dtype"] == "float32" else 1e-3
-        pool, learner, redis = settings["pool"], settings["learner"], settings["redis"]
-        return cls(int(pool["questions"]), float(learner["grad_clip"]), redis["max_mib"] * 2.0**20, mismatch)
-
-
-class History:
-    """The steps of a run so far, as columns."""
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]], limits: Limits) -> None:
-        self._rows = rows
-        self.limits = limits
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def of(self, name: str) -> Series:
-        """[steps]; NaN where a step has none."""
-        values = (row.get(name) for row in self._rows)
-        return np.array([value if isinstance(value, int | float) else np.nan for value in values], dtype=np.float64)
-
-    def has(self, name: str) -> Fires:
-        """[steps] Whether a step has the metric."""
-        return np.array([name in row for row in self._rows], dtype=np.bool_)
-
-    def share_of_depth_0(self) -> Series:
-        """[steps] of the pool's trajectories: those without a search."""
-        found = (row.get("depth/generated") for row in self._rows)
-        counts = [of_step if isinstance(of_step, list) and of_step else [0] for of_step in found]
-        return np.array([of_step[0] / max(1, sum(of_step)) for of_step in counts])
-
-    def average(self, name: str) -> Series:
-        """[steps] the exponential moving average; a step without a value leaves it as it is."""
-        averages, now = [], np.nan
-        for value in self.of(name).tolist():
-            now = now if np.isnan(value) else value if np.isnan(now) else MEMORY * value + (1 - MEMORY) * now
-            averages.append(now)
-        return np.array(averages)
-
-    def rose(self, name: str = "reward/em") -> Fires:
-        """[steps] Whether its average has risen by RISE over LOOK_BACK steps."""
-        return since(self.average(name), LOOK_BACK) >= RISE
+from cusearch_async.alarms.history import LOOK_BACK, RISE, Fires, History, best, first_steps, in_a_row, since
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,57 +30,6 @@ class Rule:
     look: str
     """A command, with {run} for the run's folder and {step}."""
     find: Callable[[History], Finding]
-
-
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """Steps in a row in which a rule fires."""
-
-    rule: Rule
-    first: int
-    last: int
-    evidence: str
-    """Of the last one."""
-    is_firing: bool
-    """Whether that is the newest step."""
-
-
-def alarms_of(rows: Sequence[Mapping[str, Any]], limits: Limits, rules: Sequence[Rule] = ()) -> list[Alarm]:
-    """All alarms of a run's steps, in order of their first step."""
-    history, found = History(rows, limits), []
-    for rule in rules or RULES:
-        finding = rule.find(history)
-        padded = np.concatenate([[False], finding.fires, [False]])
-        edges = np.flatnonzero(padded[1:] != padded[:-1]).reshape(-1, 2)
-        for begin, end in edges.tolist():
-            steps = rows[begin]["step"], rows[end - 1]["step"]
-            found.append(Alarm(rule, *steps, finding.evidence(end - 1), end == len(rows)))
-    return sorted(found, key=lambda alarm: alarm.first)
-
-
-def in_a_row(fires: Fires, count: int) -> Fires:
-    """[steps] Whether it holds in this step and the `count` - 1 before."""
-    together = fires.copy()
-    for back in range(1, count):
-        together[back:] &= fires[:-back]
-    together[: count - 1] = False
-    return together
-
-
-def since(values: Series, back: int) -> Series:
-    """[steps] The difference from `back` steps before, or from the first step; 0 in that."""
-    earlier = np.concatenate([np.full(min(back, len(values)), values[0] if len(values) else 0.0), values[:-back]])
-    return np.array(values - earlier[: len(values)])
-
-
-def best(values: Series) -> Series:
-    """[steps] The largest so far; NaN before the first value."""
-    return np.array(np.fmax.accumulate(values))
-
-
-def first_steps(values: Series) -> float:
-    """The mean of the first steps; NaN while there are not more than those."""
-    return float(np.nanmean(values[:FIRST])) if len(values) > FIRST and not np.isnan(values[:FIRST]).all() else np.nan
 
 
 def _stops_searching(h: History) -> Finding:
@@ -266,6 +149,23 @@ def _no_worker(h: History) -> Finding:
 def _buffer_full(h: History) -> Finding:
     held = h.of("buffer/bytes") / h.limits.buffer_bytes
     return Finding(held > 0.9, lambda n: f"{held[n]:.0%} of redis.max_mib")
+
+
+def _redis_full(h: History) -> Finding:
+    held = h.of("buffer/server_share")
+    return Finding(held > 0.9, lambda n: f"{held[n]:.0%} of the server's maxmemory")
+
+
+def _machine_full(h: History) -> Finding:
+    free, memory = h.of("machine/disk_free_gib"), h.of("machine/memory_used_share")
+    fires = (free < 2) | in_a_row(memory > 0.95, 3)
+    return Finding(fires, lambda n: f"{free[n]:.1f} GiB of disk free, {memory[n]:.0%} of the memory used")
+
+
+def _finds_nothing(h: History) -> Finding:
+    recall, depth = h.of("episode/recall"), h.of("depth/mean")
+    fires = in_a_row((recall < 0.02) & (depth > 0.2), 3)
+    return Finding(fires, lambda n: f"{recall[n]:.1%} of the evidence shown in {depth[n]:.2f} searches an episode")
 
 
 def _lost(h: History) -> Finding:
@@ -426,6 +326,30 @@ RULES = (
         "Raise redis.max_mib; look whether the learner runs.",
         "cusearch buckets {run}/config.toml --once",
         _buffer_full,
+    ),
+    Rule(
+        "redis_full",
+        "the Redis server uses more than 0.9 of its maxmemory",
+        "Redis will soon refuse to store.",
+        "Raise maxmemory above redis.max_mib, or lower that.",
+        "cusearch buckets {run}/config.toml --once",
+        _redis_full,
+    ),
+    Rule(
+        "machine_full",
+        "less than 2 GiB of disk free, or more than 0.95 of the memory used in three steps",
+        "The next checkpoint may fail, or the kernel may end a process.",
+        "Delete old checkpoints or records; lower learner.keep_checkpoints.",
+        "cusearch check",
+        _machine_full,
+    ),
+    Rule(
+        "finds_nothing",
+        "less than 0.02 of the evidence shown in three steps, though the agent searches",
+        "The retriever answers rubbish, or serves another corpus than the questions'.",
+        "Look at what a search answers.",
+        TRACE,
+        _finds_nothing,
     ),
     Rule(
         "trajectories_lost",

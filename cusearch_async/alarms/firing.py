@@ -1,0 +1,38 @@
+"""Where rules fire in the steps of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cusearch_async.alarms.history import History, Limits
+from cusearch_async.alarms.rules import RULES, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Steps in a row in which a rule fires."""
+
+    rule: Rule
+    first: int
+    last: int
+    evidence: str
+    """Of the last one."""
+    is_firing: bool
+    """Whether that is the newest step."""
+
+
+def alarms_of(rows: Sequence[Mapping[str, Any]], limits: Limits, rules: Sequence[Rule] = ()) -> list[Alarm]:
+    """All alarms of a run's steps, in order of their first step."""
+    history, found = History(rows, limits), []
+    for rule in rules or RULES:
+        finding = rule.find(history)
+        padded = np.concatenate([[False], finding.fires, [False]])
+        edges = np.flatnonzero(padded[1:] != padded[:-1]).reshape(-1, 2)
+        for begin, end in edges.tolist():
+            steps = rows[begin]["step"], rows[end - 1]["step"]
+            found.append(Alarm(rule, *steps, finding.evidence(end - 1), end == len(rows)))
+    return sorted(found, key=lambda alarm: alarm.first)

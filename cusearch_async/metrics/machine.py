@@ -1,0 +1,47 @@
+"""The memory, disk and GPUs of this machine, as metrics of a step."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from cusearch_async.metrics.table import Metrics
+
+GIB = 2**30
+MEMORY = Path("/proc/meminfo")
+
+
+def describe_machine(folder: Path) -> Metrics:
+    """Of the machine that this process runs on, with the disk of `folder`."""
+    return {"machine/disk_free_gib": shutil.disk_usage(folder).free / GIB} | _memory() | _gpus()
+
+
+def _memory() -> Metrics:
+    """Nothing where the kernel does not tell."""
+    try:
+        lines = MEMORY.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if len(line.split()) > 1}
+    if not {"MemTotal", "MemAvailable"} <= kib.keys():
+        return {}
+    return {"machine/memory_used_share": 1 - kib["MemAvailable"] / kib["MemTotal"]}
+
+
+def _gpus() -> Metrics:
+    """The mean use and the fullest memory; nothing without nvidia-ml-py, or without a GPU."""
+    try:
+        import pynvml  # type: ignore[import-not-found]  # noqa: PLC0415  (only where NVIDIA's library is)
+
+        pynvml.nvmlInit()
+    except Exception:
+        return {}
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    if not handles:
+        return {}
+    used = [pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
+    memory = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+    return {
+        "machine/gpu_used_share": sum(used) / len(used),
+        "machine/gpu_memory_share": max(one.used / one.total for one in memory),
+    }
