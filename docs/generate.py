@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from cusearch_async.alarms.rules import RULES
 from cusearch_async.cli.config import reference
 from cusearch_async.cli.main import make_parser
 from cusearch_async.config import CONFIG_HELP
@@ -41,6 +42,13 @@ def metrics() -> str:
     return "\n".join(lines)
 
 
+def alarms() -> str:
+    """Every rule, with what to do."""
+    rows = ["| alarm | fires at | what is wrong, and what to do |", "|---|---|---|"]
+    rows += [f"| `{rule.name}` | {rule.condition} | {rule.cause} {rule.remedy} |" for rule in RULES]
+    return "\n".join([*rows, ""])
+
+
 def models() -> str:
     """The families that are tested, and those that are refused."""
     rows = ["| family | `model_type` | |", "|---|---|---|"]
@@ -54,6 +62,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": partial(reference, None),
     "metrics.md": metrics,
     "models.md": models,
+    "operating.md": alarms,
 }
 PICTURES: dict[str, Callable[[], str]] = {"images/buckets.svg": pictures.buckets, "images/peek.svg": pictures.peek}
 
@@ -67,8 +76,7 @@ def whole(name: str) -> str:
 
 
 def _metric(metric: Metric) -> str:
-    closer = f"; alert: {metric.look_closer}" if metric.look_closer else ""
-    return f"- `{metric.name}` ({metric.unit}): {metric.meaning}{closer}"
+    return f"- `{metric.name}` ({metric.unit}): {metric.meaning}"
 
 
 def _command(

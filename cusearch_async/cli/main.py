@@ -37,6 +37,7 @@ COMMANDS = {
     "runs": "list the runs in a folder, compare them, draw them",
     "dashboard": "serve a page of each run, alive or finished, or write it to a file",
     "alarms": "what looks wrong in a run, and what to do about it",
+    "ask": "ask the agent that a run has trained, turn by turn",
     "trace": "show the groups of a recorded step side by side, with their advantages",
     "replay": "recompute a recorded step, or see what another method would have taken",
     "align": "compare what each method would train on with the reward gradient, at the policies of a run",

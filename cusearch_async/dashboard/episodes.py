@@ -37,6 +37,13 @@ def stretches(trajectory: Trajectory, tokenizer: Any) -> Stretches:
     return [(author, tokenizer.decode(ids, skip_special_tokens=False)) for author, ids in spans(trajectory)]
 
 
+def coloured(trajectory: Trajectory, tokenizer: Any) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The same, each stretch as (class, text)."""
+    texts = stretches(trajectory, tokenizer)
+    colours = _colours([texts])
+    return [(author, _pieces(author, text, colours)) for author, text in texts]
+
+
 def groups_of(recorded: RecordedStep) -> Json:
     """Its groups. Raises: ConfigError when the tokenizer of its model is not there."""
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers takes seconds to import)

@@ -1,4 +1,4 @@
-"""Every metric of a learner step: name, unit, meaning, and when to look closer. docs/metrics.md is made of it."""
+"""Every metric of a learner step: name, unit and meaning. docs/metrics.md is made of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ class Metric:
     unit: str
     """`share` is of 0 to 1, `count` since the last step, `total` since the run began; `[S+1]` a list by depth."""
     meaning: str
-    look_closer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +28,29 @@ FAMILIES = (
         "The pool",
         "metrics/step.py",
         (
-            Metric("reward/all", "reward", "mean over the pool", "it falls"),
+            Metric("reward/all", "reward", "mean over the pool"),
             Metric("reward/trained", "reward", "mean over the selected; minus `reward/all`: the selection's effect"),
             Metric("reward/em", "share", "exact matches in the pool"),
             Metric("reward/f1", "share", "mean F1 over the pool"),
-            Metric("reward/format_valid", "share", "episodes in the right format", "it falls"),
-            Metric("reward/answered", "share", "episodes that end with an answer", "it falls"),
+            Metric("reward/format_valid", "share", "episodes in the right format"),
+            Metric("reward/answered", "share", "episodes that end with an answer"),
             Metric("depth/mean", "searches", "mean search depth of the pool"),
             Metric("depth/mean_trained", "searches", "of the selected"),
-            Metric("depth/generated", "trajectories [S+1]", "the pool by depth", "a depth dies out"),
+            Metric("depth/generated", "trajectories [S+1]", "the pool by depth"),
             Metric("depth/selected", "trajectories [S+1]", "the selected by depth"),
-            Metric("groups/singleton_share", "share", "of the selected: alone in their group", "most are"),
-            Metric("groups/zero_variance_share", "share", "of the selected: in a group with equal rewards", "most are"),
+            Metric("groups/singleton_share", "share", "of the selected: alone in their group"),
+            Metric("groups/zero_variance_share", "share", "of the selected: in a group with equal rewards"),
             Metric("groups/solved_share", "share", "of the pool's groups: all answers right"),
             Metric("groups/mixed_share", "share", "of the pool's groups: some answers right"),
             Metric("groups/hopeless_share", "share", "of the pool's groups: no answer right"),
             Metric("by_depth/reward", "reward [S+1]", "mean over the pool's trajectories"),
             Metric("by_depth/em", "share [S+1]", "exact matches among the pool's trajectories"),
             Metric("episode/turns", "turns", "mean over the pool"),
-            Metric(
-                "episode/cut_turns", "share", "of the turns: cut off at `episode.max_turn_tokens`", "it is not near 0"
-            ),
+            Metric("episode/cut_turns", "share", "of the turns: cut off at `episode.max_turn_tokens`"),
             Metric("episode/recall", "share", "of a question's evidence: shown to the policy; where evidence is known"),
-            Metric("episode/sampled_tokens", "tokens", "mean over the pool", "it keeps growing"),
+            Metric("episode/sampled_tokens", "tokens", "mean over the pool"),
             Metric("episode/seconds_mean", "s", "length of an episode"),
-            Metric("episode/seconds_p99", "s", "99th percentile of it", "it nears `episode.timeout_s`"),
+            Metric("episode/seconds_p99", "s", "99th percentile of it"),
             Metric("episode/search_seconds_mean", "s", "of which waiting for searches"),
         ),
     ),
@@ -66,21 +63,18 @@ FAMILIES = (
                 "selection/phase_trapped",
                 "0 or 1",
                 "SDGA-Phase: depth k+1 alone fills the budget ([why it matters](algorithm.md#the-phase-trap))",
-                "it stays 1",
             ),
-            Metric("selection/budget_filled", "share", "selected / K", "< 1"),
+            Metric("selection/budget_filled", "share", "selected / K"),
             Metric(
                 "selection/usable_share",
                 "share",
                 "of the selected: with a group-relative advantage, because two or more of their group were selected "
                 "and rewards differ",
-                "it is far below that of `grpo_full`",
             ),
             Metric(
                 "selection/singleton_mass",
                 "share",
                 "of Σ |A|·tokens over the selected: those alone in their group; 0 where all advantages are 0",
-                "most is",
             ),
             Metric("selection/coverage", "tokens", "retrieval tokens C_r(T) of the selected"),
             Metric("selection/coverage_of_best", "share", "of the coverage of the best T of the same size"),
@@ -91,10 +85,10 @@ FAMILIES = (
         "metrics/step.py",
         (
             Metric("environment/LABEL/share", "share", "of the pool's trajectories"),
-            Metric("environment/LABEL/reward", "reward", "mean over its trajectories", "it falls"),
+            Metric("environment/LABEL/reward", "reward", "mean over its trajectories"),
             Metric("environment/LABEL/em", "share", "exact matches"),
             Metric("environment/LABEL/depth", "searches", "mean depth"),
-            Metric("environment/LABEL/trained_share", "share", "of its trajectories: selected", "it is 0"),
+            Metric("environment/LABEL/trained_share", "share", "of its trajectories: selected"),
         ),
     ),
     Family(
@@ -106,16 +100,15 @@ FAMILIES = (
                 "by_depth/advantage_mass",
                 "share [S+1]",
                 "of Σ a_t·|A_t|, the gradient's weight",
-                "one depth has all of it",
             ),
             Metric(
                 "by_depth/advantage",
                 "−1 to 1 [S+1]",
                 "Σ a_t·A_t / Σ a_t·|A_t|: all pushed down to all pushed up; raw singletons push up",
             ),
-            Metric("by_depth/mismatch_kl", "nats [S+1]", "as `off_policy/mismatch_kl`", "> 1e-3 on policy"),
+            Metric("by_depth/mismatch_kl", "nats [S+1]", "as `off_policy/mismatch_kl`"),
             Metric("by_depth/weight_bounded_share", "share [S+1]", "tokens whose off-policy weight was bounded"),
-            Metric("by_depth/ess", "share [S+1]", "effective sample size / n: (Σ w)² / (n Σ w²)", "< 0.3"),
+            Metric("by_depth/ess", "share [S+1]", "effective sample size / n: (Σ w)² / (n Σ w²)"),
             Metric("by_depth/staleness", "steps [S+1]", "mean staleness of the pool's trajectories"),
         ),
     ),
@@ -124,40 +117,39 @@ FAMILIES = (
         "metrics/step.py, metrics/update.py",
         (
             Metric("staleness/min", "steps", "step − oldest version that sampled a token: least of the pool"),
-            Metric("staleness/mean", "steps", "its mean", "it grows"),
+            Metric("staleness/mean", "steps", "its mean"),
             Metric("staleness/max", "steps", "most of the pool; in ticket order at most `pool.max_staleness`"),
             Metric(
                 "off_policy/mismatch_kl",
                 "nats",
                 'k3 of π_prox against the sampling policy. With `loss.proximal = "loglinear"` π_prox is interpolated: '
                 "then KL, differences and weights say nothing of the learner on fresh tokens (0 and 1)",
-                "> 1e-3 on policy",
             ),
             Metric("off_policy/logprob_difference_mean", "nats", "|log π_prox − log μ|"),
             Metric("off_policy/logprob_difference_max", "nats", "largest of a token"),
-            Metric("off_policy/weight_mean", "ratio", "mean of w after its bound", "outside 0.5 to 2"),
+            Metric("off_policy/weight_mean", "ratio", "mean of w after its bound"),
             Metric(
                 "off_policy/weight_bounded_share",
                 "share",
                 "tokens whose weight was truncated, dropped, or set to 1 by `none`",
             ),
-            Metric("off_policy/ess", "share", "as `by_depth/ess`, over all tokens", "< 0.3"),
+            Metric("off_policy/ess", "share", "as `by_depth/ess`, over all tokens"),
         ),
     ),
     Family(
         "The buffer",
         "metrics/step.py",
         (
-            Metric("buffer/buffered", "trajectories", "buffered now", "it stays at its limit"),
+            Metric("buffer/buffered", "trajectories", "buffered now"),
             Metric("buffer/bytes", "bytes", "payload of the buffered trajectories"),
             Metric("buffer/server_bytes", "bytes", "memory of the Redis server"),
             Metric("buffer/server_share", "share", "of its maxmemory; where it has one"),
             Metric("buffer/latency_s", "s", "of one request to it"),
             Metric("buffer/requeued", "total", "tickets requeued, by a lapsed lease or a failed episode"),
-            Metric("buffer/incomplete_groups", "total", "incomplete groups", "it grows"),
-            Metric("buffer/failed_rollouts", "total", "rollouts that these lack", "it grows"),
-            Metric("buffer/quarantined", "total", "trajectories that must not be trained on", "> 0"),
-            Metric("buffer/lost", "total", "trajectories that disappeared from Redis unclaimed", "> 0"),
+            Metric("buffer/incomplete_groups", "total", "incomplete groups"),
+            Metric("buffer/failed_rollouts", "total", "rollouts that these lack"),
+            Metric("buffer/quarantined", "total", "trajectories that must not be trained on"),
+            Metric("buffer/lost", "total", "trajectories that disappeared from Redis unclaimed"),
             Metric("buffer/late_refused", "total", "trajectories that came after their group closed"),
         ),
     ),
@@ -176,19 +168,18 @@ FAMILIES = (
             Metric(
                 "train/prefix_share", "share", "of these: in a prefix that another trajectory of the mini-batch shares"
             ),
-            Metric("train/padding_share", "share", "padding in forward passes", "> 0.05"),
+            Metric("train/padding_share", "share", "padding in forward passes"),
             Metric("train/optimizer_steps", "steps", "optimizer steps"),
             Metric("train/loss", "loss", "mean over mini-batches"),
             Metric(
                 "train/grad_norm",
                 "norm",
                 "mean over mini-batches, before clipping (none at ZeRO stage 0 in float32)",
-                "it is far above `learner.grad_clip`",
             ),
             Metric("train/lr", "rate", "learning rate"),
-            Metric("train/clip_fraction", "share", "trained tokens whose ratio was clipped", "> 0.2"),
+            Metric("train/clip_fraction", "share", "trained tokens whose ratio was clipped"),
             Metric("train/kl_reference", "nats", "mean over trained tokens; 0 without a reference"),
-            Metric("train/entropy", "nats", "of the policy, mean over trained tokens", "it falls to 0"),
+            Metric("train/entropy", "nats", "of the policy, mean over trained tokens"),
         ),
     ),
     Family(
@@ -201,7 +192,7 @@ FAMILIES = (
             Metric("machine/gpu_memory_share", "share", "of its fullest GPU"),
         ),
     ),
-    Family("Alarms", "training/report.py", (Metric("alarms/firing", "alarms", "that fire: `cusearch alarms`", "> 0"),)),
+    Family("Alarms", "training/report.py", (Metric("alarms/firing", "alarms", "that fire: `cusearch alarms`"),)),
     Family(
         "Time",
         "metrics/step.py",
@@ -213,18 +204,17 @@ FAMILIES = (
                 "time/publishing_s",
                 "s",
                 "from commit to announcement of the newest version, concurrently with the next update",
-                "above `time/step_s`: the learner waits",
             ),
             Metric("time/checkpoint_s", "s", "stopped for a checkpoint before the step"),
             Metric("time/step_s", "s", "all of these"),
-            Metric("learner/idle_share", "share", "waiting / step", "high: more workers, or staleness"),
+            Metric("learner/idle_share", "share", "waiting / step"),
             Metric("learner/tokens_per_s", "tokens/s", "of the update, prompts and passages included"),
-            Metric("rollout/workers", "workers", "alive", "it falls"),
+            Metric("rollout/workers", "workers", "alive"),
             Metric("rollout/tokens_per_s", "tokens/s", "sampled by all workers since the last step"),
-            Metric("rollout/idle_share", "share", "time that engines stood idle", "high: fewer workers, or staleness"),
+            Metric("rollout/idle_share", "share", "time that engines stood idle"),
             Metric("rollout/weight_load_s", "s", "loading weights, all workers since the last step"),
             Metric("rollout/searches", "count", "searches answered"),
-            Metric("rollout/search_failures", "count", "attempts that failed", "> 0"),
+            Metric("rollout/search_failures", "count", "attempts that failed"),
             Metric("rollout/search_p99_s", "s", "a search, retries included (slowest worker, last thousand)"),
         ),
     ),

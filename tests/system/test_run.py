@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -274,6 +275,10 @@ def test_what_methods_would_train_on_is_compared_with_the_reward_gradient(run: R
     assert status == 0, output
     retriever.terminate()
     assert finish(retriever, 60)[0] == 0
+    status, output = finish(run.on_folder("ask", "In which country is Pinsk?", "--gold", "Belarus"))
+    assert status == 0, output
+    assert "<search>" in output, "it has started a retriever for itself"
+    assert re.search(r"→ .+ \(\d search(es)?, (right|wrong)\)", output)
     found = json.loads(written.read_text())
     assert found["policies"] == [0, 1]
     assert found["budget"] == 8

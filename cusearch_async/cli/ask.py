@@ -1,0 +1,130 @@
+"""`cusearch ask RUN_FOLDER "QUESTION"`: what the agent that a run has trained does with a question, turn by turn; with
+--before also what the model did that the run began with."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from cusearch_async.cli.parts.arguments import add_trust
+from cusearch_async.cli.parts.live import whole_checkpoint
+from cusearch_async.cli.parts.passes import run_passes_with
+from cusearch_async.cli.parts.terminal import visible
+from cusearch_async.config import Config, load_config
+from cusearch_async.dashboard.episodes import coloured
+from cusearch_async.errors import ConfigError, RetrievalUnavailable
+from cusearch_async.evaluation.probing import Pass
+from cusearch_async.lifecycle.children import free_port, start_child
+from cusearch_async.lifecycle.cuda import refuse_idle_cuda
+from cusearch_async.lifecycle.placement import configure_process
+from cusearch_async.retrieval.client import SearchClient
+from cusearch_async.run.folder import refuse_no_run
+from cusearch_async.transport.server import is_listening
+from cusearch_async.types import Question, Trajectory
+
+STYLES = {"think": "dim", "search": "bold cyan", "information": "magenta", "answer": "bold green"}
+"""Of the blocks by their tags; those of other tags are `OTHER`. They can be read on dark and on light terminals."""
+OTHER = "bold"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="such as runs/demo")
+    parser.add_argument("question", metavar="QUESTION", help="in quotes")
+    text = "model folder or Hub id; default: the run's newest checkpoint"
+    parser.add_argument("--checkpoint", help=text)
+    parser.add_argument("--before", action="store_true", help="also ask the model that the run began with")
+    parser.add_argument("--gold", default="", help="the right answer, to be compared with")
+    add_trust(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Raises: ConfigError."""
+    refuse_no_run(arguments.folder)
+    config = load_config([arguments.folder / "config.toml"], ["--run.folder", str(arguments.folder), *overrides])
+    if not arguments.question.strip():
+        raise ConfigError("the question must not be blank")
+    models = {"before": config.model.location} if arguments.before else {}
+    models["now"] = arguments.checkpoint or newest_model(config)
+    configure_process([])
+    refuse_idle_cuda()
+    gold = (arguments.gold,) if arguments.gold else ()
+    question = Question(
+        id="asked", text=arguments.question, answers=gold, category="asked", environment=config.evaluated_in
+    )
+    console = Console()
+    with own_retriever(config, arguments.folder) as served:
+        for when, model in models.items():
+            episode = asyncio.run(asked(served, model, question))
+            console.rule(Text(f"{when}: {visible(model)}", style="bold"), align="left")
+            show(episode, model, console)
+
+
+def newest_model(config: Config) -> str:
+    """Raises: ConfigError without a checkpoint."""
+    newest = whole_checkpoint(config)
+    if newest is None:
+        raise ConfigError(f"{config.folder} has no checkpoint yet; name a model with --checkpoint")
+    return str(newest.path / "model")
+
+
+@contextlib.contextmanager
+def own_retriever(config: Config, folder: Path) -> Iterator[Config]:
+    """The config with a retriever that listens: the run's, or one that is started for this command.
+
+    Raises: RetrievalUnavailable."""
+    if not config.uses_retriever or is_listening(config.retriever.url):
+        yield config
+        return
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "cusearch_async.cli.main", "worker", "retriever", str(folder / "config.toml")]
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        child = start_child([*command, "--retriever.url", url], {"PYTHONSAFEPATH": "1"}, Path(log.name))
+        try:
+            deadline = time.monotonic() + config.run.wait_s
+            while not is_listening(url):
+                if child.poll() is not None or time.monotonic() > deadline:
+                    last = Path(log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+                    raise RetrievalUnavailable(f"the retriever did not start: {''.join(last) or 'it says nothing'}")
+                time.sleep(0.1)
+            yield config.model_copy(update={"retriever": config.retriever.model_copy(update={"url": url})})
+        finally:
+            child.terminate()
+            child.wait()
+
+
+async def asked(config: Config, model: str, question: Question) -> Trajectory:
+    """Greedily."""
+    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search:
+        if config.uses_retriever:
+            await search.wait_until_answering(config.run.wait_s)
+        (found,) = await run_passes_with(search, config, model, [Pass([question], 0.0)])
+    (episode,) = found.episodes
+    return episode
+
+
+def show(episode: Trajectory, model: str, console: Console) -> None:
+    """All but the prompt."""
+    from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
+
+    for author, pieces in coloured(episode, load_tokenizer(model)):
+        if author == "prompt":
+            continue
+        line = Text()
+        for kind, text in pieces:
+            if text.strip():
+                line.append(visible(text.strip()), style=STYLES.get(kind, OTHER) if kind else "")
+        console.print(line, soft_wrap=True)
+    answer = "no answer" if episode.prediction is None else episode.prediction
+    right = f", {'right' if episode.em else 'wrong'}" if episode.answers else ""
+    searches = f"{episode.depth} search{'es' * (episode.depth != 1)}"
+    console.print(Text(f"→ {visible(answer)} ({searches}{right})", style="bold"), soft_wrap=True)

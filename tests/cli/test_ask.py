@@ -1,0 +1,68 @@
+"""`cusearch ask`: what it refuses, and what it shows."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from cusearch_async.cli import ask
+from cusearch_async.config import load_config
+from cusearch_async.errors import RetrievalUnavailable
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.history import record_start
+from tests.conftest import free_port
+from tests.dashboard.test_episodes import Letters, written
+
+
+@pytest.fixture
+def config(atlas_config, tmp_path):
+    url = ["--retriever.url", f"http://127.0.0.1:{free_port()}"]
+    config = load_config(atlas_config, ["--run.folder", str(tmp_path / "demo"), *url])
+    run_folder.mark(config.folder, config.run.name)
+    record_start(config, 1, 0)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("What?",), "has no checkpoint yet; name a model with --checkpoint"),
+        (("  ", "--checkpoint", "atlas"), "the question must not be blank"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_one_line(config, cusearch, words, said):
+    status, _ = cusearch("ask", str(config.folder), *words)
+    assert said in status
+
+
+def test_a_folder_of_no_run_is_refused(cusearch, tmp_path):
+    assert "is not the folder of a run" in cusearch("ask", str(tmp_path), "What?")[0]
+
+
+def test_turns_are_shown_without_the_prompt_and_with_the_outcome(monkeypatch):
+    monkeypatch.setattr("cusearch_async.models.load_tokenizer", lambda model: Letters())
+    out = io.StringIO()
+    texts = (
+        "Question: ?",
+        "<think>a</think>\n<search>b\x1b[31m</search>",
+        "\n<information>c</information>\n",
+        "<answer>d",
+    )
+    ask.show(written(*texts), "m", Console(file=out, width=80, color_system=None))
+    said = out.getvalue()
+    assert "Question" not in said
+    assert "<think>a</think><search>b\\u001b[31m</search>\n<information>c</information>\n<answer>d\n" in said
+    assert re.search(r"→ .* \(\d searche?s?, (right|wrong)\)", said)
+
+
+def test_a_retriever_that_does_not_start_is_told_with_its_reason(config):
+    broken = config.folder / "config.toml"
+    broken.write_text(broken.read_text().replace('corpus = "atlas"', 'corpus = "nowhere.jsonl"'))
+    with (
+        pytest.raises(RetrievalUnavailable, match=r"did not start: .*nowhere.jsonl"),
+        ask.own_retriever(config, config.folder),
+    ):
+        pass
