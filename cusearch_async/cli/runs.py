@@ -1,11 +1,11 @@
 """`cusearch runs`: the runs in a folder; `runs compare RUN RUN...`: their differences and curves; `runs plot RUN...`: a
-plot of each, finished or not."""
+plot of each, finished or not; `runs export RUN...`: their figures as a table."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from rich.table import Table
 from cusearch_async.cli.parts.figure import draw, draw_together, refuse_format
 from cusearch_async.cli.parts.terminal import cut, plain
 from cusearch_async.dashboard.kept import FAILED, KeptRun
-from cusearch_async.errors import ConfigError, first_line
-from cusearch_async.files import refuse_unwritable
+from cusearch_async.errors import ConfigError, first_line, packages_of
+from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run import identity
 from cusearch_async.run.folder import METRICS
@@ -49,6 +49,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     drawing = actions.add_parser("plot", help="draw plot.png of runs, finished or not")
     drawing.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER", help="such as runs/demo")
     drawing.set_defaults(run=plot)
+    exporting = actions.add_parser("export", help="write the figures of runs as one table, a row for each")
+    exporting.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER", help="such as runs/demo")
+    exporting.add_argument("--output", type=Path, required=True, help="the .parquet file to write")
+    exporting.set_defaults(run=export)
 
 
 def list_runs(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -162,3 +166,39 @@ def plot(arguments: argparse.Namespace, _: list[str]) -> None:
         except OSError as error:
             raise ConfigError(f"{picture} cannot be written: {error.strerror}") from error
         log.info("drew %s", picture)
+
+
+def export(arguments: argparse.Namespace, _: list[str]) -> None:
+    """Raises: ConfigError for a folder that is no run's, or a file that cannot be written."""
+    with packages_of("study"):
+        import pyarrow as pa  # noqa: PLC0415  (of an extra)
+        from pyarrow import parquet  # noqa: PLC0415
+
+    output: Path = arguments.output
+    if output.suffix != ".parquet":
+        raise ConfigError(f"--output must be a .parquet file, got {output}")
+    refuse_unwritable(output, "--output")
+    rows = [row for folder in arguments.folders for row in long_form(KeptRun.read(folder))]
+    kinds = {"run": pa.string(), "step": pa.int64(), "metric": pa.string(), "depth": pa.int64(), "value": pa.float64()}
+    table = pa.Table.from_pylist(rows, pa.schema(kinds))
+    with writing_output(output, "--output"):
+        parquet.write_table(table, output)
+    log.info("wrote %d figures to %s", len(rows), output)
+
+
+def long_form(run: KeptRun) -> Iterator[dict[str, Any]]:
+    """A row for each figure: run, step, metric, depth (null where it is not by depth) and value. Scores of held-out
+    questions are metrics `eval/CATEGORY/FIGURE`, at the version that was scored."""
+    for row in run.rows:
+        for metric, value in row.items():
+            by_depth = value if isinstance(value, list) else [value]
+            for depth, one in enumerate(by_depth):
+                if isinstance(one, int | float) and metric not in ("step", "epoch", "time"):
+                    at = {"run": run.folder.name, "step": row["step"], "metric": metric}
+                    yield at | {"depth": depth if isinstance(value, list) else None, "value": float(one)}
+    for scored in run.scores:
+        for category, figures in scored.items():
+            for name, value in figures.items() if isinstance(figures, dict) else ():
+                if isinstance(value, int | float):
+                    at = {"run": run.folder.name, "step": scored["step"], "metric": f"eval/{category}/{name}"}
+                    yield at | {"depth": None, "value": float(value)}

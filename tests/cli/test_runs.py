@@ -12,6 +12,7 @@ import sys
 
 import pytest
 import torch
+from pyarrow import parquet
 
 from cusearch_async.cli import runs
 from cusearch_async.cli.main import make_parser
@@ -350,6 +351,28 @@ def test_the_page_of_a_step_has_its_groups_with_their_advantages(recorded, capsy
     assert [a is None for of_group in advantages for a in of_group].count(True) == 4, "not selected"
     assert "sdga_phase" in page
     assert [row[0] for row in data["table"]][:2] == ["depth", "0"]
+
+
+def test_figures_are_exported_as_a_table_with_a_row_for_each(make_run, tmp_path, capsys):
+    config = make_run("one", steps=2)
+    append_row(config.folder / "metrics.jsonl", {"step": 2, "epoch": 1, "depth/generated": [3, None, 1]})
+    append_row(
+        config.folder / "eval.jsonl", {"step": 2, "epoch": 1, "all": {"count": 9, "em": 0.5, "em_interval": [0, 1]}}
+    )
+    output = tmp_path / "figures.parquet"
+    cusearch(
+        capsys, "runs", "export", str(config.folder), str(make_run("two", steps=1).folder), "--output", str(output)
+    )
+    rows = [tuple(row.values()) for row in parquet.read_table(output).to_pylist()]
+    assert ("one", 1, "reward/em", None, 0.5) in rows
+    assert [row for row in rows if row[2] == "depth/generated"] == [
+        ("one", 2, "depth/generated", 0, 3.0),
+        ("one", 2, "depth/generated", 2, 1.0),
+    ]
+    assert ("one", 2, "eval/all/em", None, 0.5) in rows
+    assert {row[0] for row in rows} == {"one", "two"}
+    with pytest.raises(ConfigError, match=r"--output must be a .parquet file"):
+        cusearch(capsys, "runs", "export", str(config.folder), "--output", "figures.csv")
 
 
 def test_a_step_without_a_record_is_told(make_run, capsys):
