@@ -29,6 +29,8 @@ from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
 
+SCORED = {"baseline": "the baseline", "before": "the starter policy", "after": "the trained policy"}
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_config(parser, default="atlas", looks=False)
@@ -56,12 +58,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     with Fleet(config) as fleet:
         fleet.start_services()
         live.show_ways_to_look(fleet, config, console)
-        screen = live.Screen(fleet, console)
-        scored = {}
-        if arguments.baseline:
-            scored["baseline"] = evaluate(fleet, screen, config, arguments.baseline, "baseline", "scoring the baseline")
-        before = config.model.location
-        scored["before"] = evaluate(fleet, screen, config, before, "before", "scoring the starter policy")
         fleet.start_run(arguments.accept_changes)
         live.watch(fleet, config, console)
         ledger, counted = asyncio.run(read_ledger(config))
@@ -69,8 +65,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         newest = live.whole_checkpoint(config)
         if newest is None:
             raise ProcessDied(f"the learner has ended without a checkpoint in {config.folder / 'checkpoints'}")
-        after = str(newest.path / "model")
-        scored["after"] = evaluate(fleet, screen, config, after, "after", "scoring the trained policy")
+        models = {"baseline": arguments.baseline} if arguments.baseline else {}
+        models |= {"before": config.model.location, "after": str(newest.path / "model")}
+        screen = live.Screen(fleet, console)
+        scored = {side: evaluate(fleet, screen, config, model, side) for side, model in models.items()}
     summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)
     finish(config, newest, scored, summary, console)
 
@@ -88,11 +86,11 @@ def with_own_redis(config: Config) -> Config:
     return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url})})
 
 
-def evaluate(fleet: Fleet, screen: live.Screen, config: Config, model: str, name: str, what: str) -> dict[str, Any]:
-    """What `cusearch eval` writes."""
-    output, process = config.folder / f"eval_{name}.json", f"eval_{name}"
+def evaluate(fleet: Fleet, screen: live.Screen, config: Config, model: str, side: str) -> dict[str, Any]:
+    """What `cusearch eval` writes of the model of one side of the run."""
+    output, process = config.folder / f"eval_{side}.json", f"eval_{side}"
     fleet.start_command(process, "eval", options=["--checkpoint", model, "--output", str(output)])
-    screen.wait(lambda: f"{what} on held-out questions", lambda: fleet.has_ended(process), lambda: [])
+    screen.wait(lambda: f"scoring {SCORED[side]} on held-out questions", lambda: fleet.has_ended(process), lambda: [])
     fleet.stop(process)
     written: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     return written

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.metrics.files import read_metrics, read_scores
+from cusearch_async.metrics.files import MetricsFile, read_scores
 from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
 from cusearch_async.run.history import Start, Stop, read_starts, read_stop
 
@@ -27,8 +27,9 @@ class KeptRun:
     scores: list[dict[str, Any]]
 
     @classmethod
-    def read(cls, folder: Path) -> KeptRun:
-        """Raises: ConfigError for a folder that is not a run's, or whose config cannot be read."""
+    def read(cls, folder: Path, metrics: MetricsFile | None = None) -> KeptRun:
+        """`metrics`: of that folder, where it is read again and again. Raises: ConfigError for a folder that is not a
+        run's, or whose config cannot be read."""
         refuse_no_run(folder)
         path = next((path for name in SETTINGS if (path := folder / name).exists()), None)
         try:
@@ -37,7 +38,8 @@ class KeptRun:
             raise ConfigError(f"{path} cannot be read: {error}") from error
         starts = read_starts(folder)
         scores = read_scores(folder / SCORES, [(start.epoch, start.step) for start in starts])
-        return cls(folder, settings, starts, read_metrics(folder / METRICS), scores)
+        rows = (metrics or MetricsFile(folder / METRICS)).read()
+        return cls(folder, settings, starts, rows, scores)
 
     def setting(self, section: str, name: str) -> Any:
         found = self.settings.get(section)

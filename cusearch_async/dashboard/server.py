@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.live import live
 from cusearch_async.dashboard.page import page
 from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.metrics.files import MetricsFile
 from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.run.folder import METRICS, SCORES
 
@@ -27,17 +28,19 @@ LOOK_EVERY_S = 2.0
 _WATCHED = (METRICS, SCORES, "starts", "records", "eval_before.json", "eval_after.json")
 
 
-@dataclass(frozen=True, slots=True)
 class Shown:
     """A run with a page."""
 
-    folder: Path
-    config: Config | None
-    """To look into its Redis; None where that is not wanted."""
+    def __init__(self, folder: Path, config: Config | None) -> None:
+        """`config`: to look into its Redis; None where that is not wanted."""
+        self.folder, self.config = folder, config
+        self._metrics = MetricsFile(folder / METRICS)
+        self._reading = threading.Lock()
 
-    def read(self) -> Json:
+    def read(self) -> KeptRun:
         """Raises: ConfigError."""
-        return facts(KeptRun.read(self.folder))
+        with self._reading:
+            return KeptRun.read(self.folder, self._metrics)
 
     def changed(self) -> tuple[int, ...]:
         """Differs when something that `read` reads has changed."""
@@ -103,7 +106,7 @@ def listed(runs: Mapping[str, Shown]) -> list[Json]:
     rows: list[Json] = []
     for address, run in runs.items():
         try:
-            rows.append(in_short(KeptRun.read(run.folder)) | {"address": f"{address}/"})
+            rows.append(in_short(run.read()) | {"address": f"{address}/"})
         except ConfigError as error:
             rows.append({"name": run.folder.name, "problem": first_line(error)})
     return rows
@@ -112,7 +115,7 @@ def listed(runs: Mapping[str, Shown]) -> list[Json]:
 async def whole_page(request: web.Request) -> web.Response:
     run = of_address(request)
     try:
-        found = await asyncio.to_thread(run.read)
+        found = await asyncio.to_thread(lambda: facts(run.read()))
     except ConfigError as error:
         raise web.HTTPServiceUnavailable(text=first_line(error)) from error
     data = found | {"watches": True, "live": await run.now()}
@@ -131,7 +134,7 @@ async def events(request: web.Request) -> web.StreamResponse:
         changed = run.changed()
         if changed != before:
             try:
-                kept = await asyncio.to_thread(KeptRun.read, run.folder)
+                kept = await asyncio.to_thread(run.read)
                 found = await asyncio.to_thread(facts, kept)
             except ConfigError as error:
                 news["live"] = {"problem": first_line(error)}

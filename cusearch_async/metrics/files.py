@@ -19,8 +19,39 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     A learner that went back to a checkpoint writes its steps again, under a later epoch: from its first row on the
     rows of earlier epochs do not count, however late they were written. A last line without its end is still being
     written; any other line that is no row is skipped and named in the log."""
+    return MetricsFile(path).read()
+
+
+class MetricsFile:
+    """A metrics.jsonl that is read again and again: only what was appended since is parsed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._forget()
+
+    def _forget(self) -> None:
+        self._place = self._lines = 0
+        self._rows: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """As `read_metrics`. A file that has become shorter is another one."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size < self._place:
+            self._forget()
+        if size > self._place:
+            with self._path.open("rb") as file:
+                file.seek(self._place)
+                complete = file.read(size - self._place).rpartition(b"\n")[0]
+            self._rows += _parsed(self._path, complete, self._lines)
+            self._place += len(complete) + bool(complete)
+            self._lines += complete.count(b"\n") + bool(complete)
+        return _of_latest(self._rows)
+
+
+def _of_latest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a step, of the latest epoch that made it."""
     kept: dict[int, dict[str, Any]] = {}
-    for _, group in itertools.groupby(sorted(_rows(path), key=_epoch), key=_epoch):
+    for _, group in itertools.groupby(sorted(rows, key=_epoch), key=_epoch):
         of_epoch = {row["step"]: row for row in group}
         kept = {step: row for step, row in kept.items() if step < min(of_epoch)} | of_epoch
     return [kept[step] for step in sorted(kept)]
@@ -32,7 +63,8 @@ def read_scores(path: Path, starts: Sequence[tuple[int, int]]) -> list[dict[str,
     `starts` holds (epoch, step) of each learner that took the run over: one that went back to `step` left later
     versions of earlier epochs, and their scores are of weights that the run does not continue from."""
     kept: dict[int, dict[str, Any]] = {}
-    for row in sorted(_rows(path), key=_epoch):
+    complete = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    for row in sorted(_parsed(path, complete), key=_epoch):
         if all(epoch <= row["epoch"] or row["step"] <= step for epoch, step in starts):
             kept[row["step"]] = row
     return [kept[step] for step in sorted(kept)]
@@ -42,11 +74,9 @@ def _epoch(row: dict[str, Any]) -> int:
     return int(row["epoch"])
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    complete, _, _ = path.read_bytes().rpartition(b"\n")
-    for number, line in enumerate(complete.splitlines(), start=1):
+def _parsed(path: Path, complete: bytes, before: int = 0) -> Iterator[dict[str, Any]]:
+    """The rows among lines of a file, the first of which comes after `before` others."""
+    for number, line in enumerate(complete.split(b"\n") if complete else (), start=before + 1):
         try:
             row = json.loads(line)
         except ValueError:

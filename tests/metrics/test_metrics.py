@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.errors import WriteFailed
-from cusearch_async.metrics.files import read_metrics
+from cusearch_async.metrics.files import MetricsFile, read_metrics
 from cusearch_async.metrics.log import MetricsLog
 from cusearch_async.metrics.step import WorkerRates, describe_environments, describe_step
 from cusearch_async.transport.interface import WorkerStatus
@@ -197,3 +197,23 @@ def test_a_line_that_is_no_row_is_skipped_and_named_once(tmp_path, caplog):
     assert [record.message.rpartition("metrics.jsonl, ")[2] for record in caplog.records] == [
         f"line {number} is damaged; it is skipped" for number in (2, 3, 4, 5, 6)
     ]
+
+
+def test_a_file_that_grows_is_read_as_one_that_is_read_whole(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    growing = MetricsFile(path)
+    assert growing.read() == []
+    pieces = [
+        '{"step": 0, "epoch": 1}\n{"step": 1, "epo',
+        'ch": 1}\nrubbish\n',
+        '{"step": 2, "epoch": 1}\n',
+        '{"step": 1, "epoch": 2, "em": 1}\n',
+        "",
+    ]
+    for piece in pieces:
+        with path.open("a") as file:
+            file.write(piece)
+        assert growing.read() == read_metrics(path)
+    assert [row["epoch"] for row in growing.read()] == [1, 2]
+    path.write_text('{"step": 5, "epoch": 1}\n')
+    assert growing.read() == read_metrics(path), "another file"
