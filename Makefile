@@ -8,7 +8,7 @@ TRL_VENV := .venv-trl
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup setup-gpu demo demo-lm test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-async bench-buffer bench-gpu bench-learner bench-lm bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
+.PHONY: setup setup-gpu demo demo-lm test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-async bench-buffer bench-dashboard bench-gpu bench-learner bench-lm bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
 
 # Expands to nothing where PYTHON can be used, else it ends make with one line.
 IS_PYTHON = $(if $(shell $(PYTHON) -c "import sys; sys.version_info >= (3, 11) and print(1)" 2>/dev/null),,$(error \
@@ -129,6 +129,10 @@ bench-gpu: setup
 	$(BIN)/python -m tests.bench.bench_gpu
 
 # needs this project's git history: it compares with an earlier commit
+# two minutes, and a Redis with 100,000 trajectories
+bench-dashboard: setup
+	$(BIN)/python -m tests.bench.bench_dashboard
+
 bench-learner: $(TRL_VENV)/.complete
 	$(BIN)/python -m tests.bench.bench_learner
 

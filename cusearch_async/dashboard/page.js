@@ -68,7 +68,7 @@ const byDepth = (metric) => depths().map((depth) => ({ label: `${depth}`, colour
 const depthShares = (metric) => depths().map((depth) => ({
   label: `${depth}`, colour: depthColour(depth), values: () => shares(metric).map((list) => list && list[depth]),
 }));
-const constant = (value, label) => ({ label, colour: "grey", dash: [3, 4], values: () => data.rows.step.map(() => value()) });
+const constant = (value, label) => ({ label, colour: "grey", dash: [3, 4], isBound: true, values: () => data.rows.step.map(() => value()) });
 
 const CHARTS = {
   redis: { title: "Redis", note: "MiB of the server", series: () => [{ label: "server", colour: "blue", values: () => column("buffer/server_bytes").map((one) => isNumber(one) ? one / 2 ** 20 : null) },
@@ -136,12 +136,15 @@ function draw(place, spec, series, steps = axis()) {
     return below.map((sum, place) => (series.some((other) => isNumber(other.raw[place])) ? sum : null));
   });
   const colours = series.map((one) => css(one.colour));
+  const smooth = series.map((one) => steps.length >= SMOOTHED_FROM && !spec.stacked && !one.points && !one.isBound && !one.stepped);
+  const limits = extent(series.flatMap((one) => one.raw));
   const order = series.map((_, number) => number);
   if (spec.stacked) order.reverse(); // the highest sum first, so that lower areas cover it
   const options = {
     width: Math.max(place.clientWidth, 200), height: 190,
     cursor: { sync: { key: "steps" } },
-    scales: { x: { time: false }, y: spec.range ? { range: spec.range } : {} },
+    scales: { x: { time: false }, y: spec.range ? { range: spec.range } : spec.stacked ? {} : { range: limits } },
+    hooks: { drawClear: [(plot) => series.forEach((one, number) => smooth[number] && drawFaintly(plot, steps, one.raw, colours[number]))] },
     axes: [{ ...ticks, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] }, { ...ticks, size: 46, values: short }],
     series: [{ label: "step" }, ...order.map((number) => ({
       label: series[number].label, stroke: colours[number], width: series[number].points ? 0 : 1.6, dash: series[number].dash,
@@ -152,8 +155,41 @@ function draw(place, spec, series, steps = axis()) {
       value: (_, __, ___, index) => (index === null || index === undefined ? "–" : precise(series[number].raw[index])),
     }))],
   };
-  const plot = new uPlot(options, [steps, ...order.map((number) => drawn[number])], place);
+  const plot = new uPlot(options, [steps, ...order.map((number) => (smooth[number] ? average(drawn[number]) : drawn[number]))], place);
   new ResizeObserver(() => plot.setSize({ width: Math.max(place.clientWidth, 200), height: 190 })).observe(place);
+}
+
+// A long curve is drawn as its moving average, with its own values faintly behind.
+const SMOOTHED_FROM = 30;
+function average(values) {
+  let now = null;
+  return values.map((value) => {
+    if (!isNumber(value)) return null;
+    now = now === null ? value : 0.2 * value + 0.8 * now;
+    return now;
+  });
+}
+function extent(values) {
+  const known = values.filter(isNumber);
+  const [low, high] = [known.reduce((a, b) => Math.min(a, b), Infinity), known.reduce((a, b) => Math.max(a, b), -Infinity)];
+  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+}
+function drawFaintly(plot, steps, values, colour) {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  Object.assign(ctx, { globalAlpha: 0.35, strokeStyle: colour, lineWidth: devicePixelRatio });
+  ctx.beginPath();
+  let isOpen = false;
+  values.forEach((value, place) => {
+    if (isNumber(value)) ctx[isOpen ? "lineTo" : "moveTo"](plot.valToPos(steps[place], "x", true), plot.valToPos(value, "y", true));
+    isOpen = isNumber(value);
+  });
+  ctx.stroke();
+  ctx.restore();
 }
 
 const charts = (...names) => names.map(chart);

@@ -14,10 +14,11 @@ from aiohttp import web
 
 from cusearch_async.config import Config
 from cusearch_async.dashboard.episodes import groups_of
-from cusearch_async.dashboard.facts import columns, facts, in_short
+from cusearch_async.dashboard.facts import alarms, columns, facts, in_short
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.live import live
 from cusearch_async.dashboard.page import page
+from cusearch_async.dashboard.prometheus import CONTENT_TYPE, exposition
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.metrics.files import MetricsFile
 from cusearch_async.replay.selection import RecordedStep
@@ -67,6 +68,7 @@ def application(runs: Mapping[str, Shown]) -> web.Application:
             web.get("/runs.json", index_data),
             web.get("/{run}/", whole_page),
             web.get("/{run}/events", events),
+            web.get("/{run}/metrics", metrics),
             web.get(r"/{run}/step/{step:\d+}", step),
         ]
     )
@@ -147,6 +149,21 @@ async def events(request: web.Request) -> web.StreamResponse:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(closing.wait(), LOOK_EVERY_S)
     return response
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """For Prometheus."""
+    run = of_address(request)
+    try:
+        kept = await asyncio.to_thread(run.read)
+    except ConfigError as error:
+        raise web.HTTPServiceUnavailable(text=first_line(error)) from error
+    now = await run.now()
+    firing = [alarm.rule.name for alarm in await asyncio.to_thread(alarms, kept) if alarm.is_firing]
+    firing += [trouble["name"] for trouble in (now or {}).get("troubles", ())]
+    row = kept.rows[-1] if kept.rows else {}
+    body = exposition(request.match_info["run"], row, firing, now)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 
 async def step(request: web.Request) -> web.Response:

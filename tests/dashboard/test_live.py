@@ -10,6 +10,7 @@ from cusearch_async.config import load_config
 from cusearch_async.dashboard.facts import lag
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.live import live
+from cusearch_async.dashboard.prometheus import exposition
 from cusearch_async.run.identity import Identity
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import LearnerStatus, MethodState, WorkerStatus
@@ -66,6 +67,12 @@ def test_it_names_what_the_learner_cannot_see(config, status, name, said):
     (trouble,) = seen(config, WorkerStatus(), status)["troubles"]
     assert trouble["name"] == name
     assert said in trouble["text"]
+
+
+def test_prometheus_gets_the_workers(config):
+    found = seen(config, WorkerStatus(version=0, in_flight=4, episodes=2))
+    text = exposition("demo", {}, [], found).decode()
+    assert 'cusearch_worker_episodes{run="demo",worker="w0"} 2.0' in text
 
 
 def test_it_names_a_worker_without_heartbeat_and_a_run_without_a_learner(config, monkeypatch):

@@ -17,6 +17,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from cusearch_async.config import load_config
 from cusearch_async.dashboard import facts as facts_module
@@ -178,6 +179,22 @@ def test_the_server_shows_the_page_and_says_what_it_cannot_see(config):
     assert missing == 404
     assert no_step == 404
     assert "has no record of step 0" in json.loads(why)["error"]
+
+
+def test_prometheus_gets_the_newest_step_and_the_alarms(config):
+    for step, depth in enumerate([3.0, 3.0, 0.1, 0.1]):
+        add_step(config, step, **{"depth/mean": depth, "by_depth/em": [0.5, None, 0.25, None, None, None]})
+    ((status, text),) = get(config, "/demo/metrics")
+    assert status == 200
+    found = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["cusearch_depth_mean", ("run", "demo")] == 0.1
+    assert found["cusearch_by_depth_em", ("depth", "2"), ("run", "demo")] == 0.25
+    assert ("cusearch_by_depth_em", ("depth", "1"), ("run", "demo")) not in found
+    assert found["cusearch_alarm", ("alarm", "stops_searching"), ("run", "demo")] == 1
 
 
 def test_a_folder_that_is_gone_is_named(config):

@@ -1,0 +1,63 @@
+"""A run's newest figures in Prometheus' text format: those of its last step, and of its workers and alarms now.
+
+cusearch_reward_all{run="demo"} 0.51
+cusearch_depth_generated{run="demo",depth="2"} 55
+cusearch_worker_episodes{run="demo",worker="h-71"} 982
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+OF_WORKER = ("in_flight", "episodes", "failed_episodes", "sampled_tokens", "busy_s", "heartbeat_age_s", "search_p99_s")
+
+
+def exposition(run: str, row: Mapping[str, Any], firing: list[str], live: Mapping[str, Any] | None) -> bytes:
+    """`row`: of the newest step, empty before the first; `firing`: names of alarms; `live`: as `live.live` has it."""
+    registry = CollectorRegistry()
+    registry.register(_Newest(list(_families(run, row, firing, live or {}))))
+    return generate_latest(registry)
+
+
+class _Newest(Collector):
+    def __init__(self, families: list[GaugeMetricFamily]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        yield from self._families
+
+
+def _families(
+    run: str, row: Mapping[str, Any], firing: list[str], live: Mapping[str, Any]
+) -> Iterator[GaugeMetricFamily]:
+    for name, value in sorted(row.items()):
+        if isinstance(value, list):
+            found = _family(name, ["run", "depth"])
+            for depth, one in enumerate(value):
+                if one is not None:
+                    found.add_metric([run, str(depth)], one)
+            yield found
+        elif isinstance(value, int | float):
+            found = _family(name, ["run"])
+            found.add_metric([run], value)
+            yield found
+    alarms = _family("alarm", ["run", "alarm"])
+    for name in firing:
+        alarms.add_metric([run, name], 1)
+    yield alarms
+    for name in OF_WORKER if "workers" in live else ():
+        found = _family(f"worker/{name}", ["run", "worker"])
+        for worker in live["workers"]:
+            found.add_metric([run, worker["name"]], worker[name])
+        yield found
+
+
+def _family(name: str, labels: list[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"cusearch_{re.sub('[^a-zA-Z0-9_]', '_', name)}", name, labels=labels)
