@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from cusearch_async.alarms.firing import Alarm, alarms_of
-from cusearch_async.alarms.history import Limits
+from cusearch_async.alarms.history import History, Limits
 from cusearch_async.alarms.rules import RULES
 from cusearch_async.metrics.table import names
 
@@ -36,7 +36,7 @@ def runs() -> list[list[Row]]:
 
 def test_few_healthy_runs_see_any_alarm(runs):
     """docs/operating.md says in how many. The study has not recorded what the other rules read."""
-    firing = [{alarm.rule.name for alarm in alarms_of(of_run, LIMITS)} for of_run in runs]
+    firing = [{alarm.rule.name for alarm in alarms_of(of_run, History(LIMITS))} for of_run in runs]
     assert sum(map(bool, firing)) == 18
     assert {name for of_run in firing for name in of_run} <= {
         "drifts", "large_gradient", "nothing_to_learn", "reward_falls", "searches_more_and_more"
@@ -92,18 +92,20 @@ MISSED = {"reward_falls": 0.01, "entropy_falls": 0.02, "searches_more_and_more":
 def test_a_trouble_is_named_within_eight_steps(runs, rule):
     delays = []
     for of_run in runs:
-        alarms = [alarm for alarm in alarms_of(FAULTS[rule](of_run), LIMITS) if alarm.rule.name == rule]
+        alarms = [alarm for alarm in alarms_of(FAULTS[rule](of_run), History(LIMITS)) if alarm.rule.name == rule]
         delays += [alarms[0].first - TROUBLE_AT] if alarms else []
     assert 1 - len(delays) / len(runs) <= MISSED.get(rule, 0.0)
     assert sorted(delays)[len(delays) // 2] <= 8
 
 
 def test_an_alarm_of_a_step_does_not_look_at_later_ones(runs):
-    rows = FAULTS["stops_searching"](FAULTS["drifts"](runs[0]))
-    whole = alarms_of(rows, LIMITS)
+    rows, kept = FAULTS["stops_searching"](FAULTS["drifts"](runs[0])), History(LIMITS)
+    whole = alarms_of(rows, History(LIMITS))
     assert whole
     for count in range(1, len(rows) + 1):
-        then = {alarm.rule.name for alarm in alarms_of(rows[:count], LIMITS) if alarm.is_firing}
+        found = alarms_of(rows[:count], kept)
+        assert found == alarms_of(rows[:count], History(LIMITS)), "a history that is kept knows the same"
+        then = {alarm.rule.name for alarm in found if alarm.is_firing}
         assert then == {alarm.rule.name for alarm in whole if alarm.first <= count - 1 <= alarm.last}
 
 
@@ -118,8 +120,14 @@ def test_an_alarm_of_a_step_does_not_look_at_later_ones(runs):
 )
 def test_rows_of_any_kind_raise_nothing(rows):
     """metrics.jsonl may be of another version, or damaged."""
-    found = alarms_of([row | {"step": step} for step, row in enumerate(rows)], LIMITS)
+    found = alarms_of([row | {"step": step} for step, row in enumerate(rows)], History(LIMITS))
     assert all(isinstance(alarm, Alarm) and alarm.first <= alarm.last and alarm.evidence for alarm in found)
+
+
+def test_a_history_whose_steps_are_made_again_forgets_them(runs):
+    kept = History(LIMITS)
+    alarms_of(FAULTS["stops_searching"](runs[0]), kept)
+    assert alarms_of(runs[0], kept) == alarms_of(runs[0], History(LIMITS))
 
 
 def test_rules_read_metrics_that_there_are_and_say_what_to_do():

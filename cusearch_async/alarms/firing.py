@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cusearch_async.alarms.history import History, Limits
+from cusearch_async.alarms.history import History
 from cusearch_async.alarms.rules import RULES, Rule
 
 
@@ -25,10 +25,11 @@ class Alarm:
     """Whether that is the newest step."""
 
 
-def alarms_of(rows: Sequence[Mapping[str, Any]], limits: Limits, rules: Sequence[Rule] = ()) -> list[Alarm]:
-    """All alarms of a run's steps, in order of their first step."""
-    history, found = History(rows, limits), []
-    for rule in rules or RULES:
+def alarms_of(rows: Sequence[Mapping[str, Any]], history: History) -> list[Alarm]:
+    """All alarms of a run's steps, in order of their first step. `history` may know the steps before."""
+    history.follow(rows)
+    found = []
+    for rule in RULES:
         finding = rule.find(history)
         padded = np.concatenate([[False], finding.fires, [False]])
         edges = np.flatnonzero(padded[1:] != padded[:-1]).reshape(-1, 2)

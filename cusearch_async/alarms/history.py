@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,37 +39,58 @@ class Limits:
 
 
 class History:
-    """The steps of a run so far, as columns."""
+    """The steps of a run so far, as columns. It is kept, and a step is read once."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], limits: Limits) -> None:
-        self._rows = rows
+    def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self._rows: list[Mapping[str, Any]] = []
+        self._columns: dict[str, list[float]] = {}
+
+    def follow(self, rows: Sequence[Mapping[str, Any]]) -> History:
+        """The steps are now `rows`: the same objects as before, and others after them; else all are read again."""
+        known = len(self._rows)
+        if known and (known > len(rows) or rows[known - 1] is not self._rows[-1]):
+            self._columns.clear()
+        self._rows = list(rows)
+        return self
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def of(self, name: str) -> Series:
         """[steps]; NaN where a step has none."""
-        values = (row.get(name) for row in self._rows)
-        return np.array([value if isinstance(value, int | float) else np.nan for value in values], dtype=np.float64)
+
+        def value(row: Mapping[str, Any]) -> float:
+            found = row.get(name)
+            return float(found) if isinstance(found, int | float) else np.nan
+
+        return self._column(name, value)
 
     def has(self, name: str) -> Fires:
         """[steps] Whether a step has the metric."""
-        return np.array([name in row for row in self._rows], dtype=np.bool_)
+        return self._column(f"has {name}", lambda row: float(name in row)) > 0
 
     def share_of_depth_0(self) -> Series:
         """[steps] of the pool's trajectories: those without a search."""
-        found = (row.get("depth/generated") for row in self._rows)
-        counts = [of_step if isinstance(of_step, list) and of_step else [0] for of_step in found]
-        return np.array([of_step[0] / max(1, sum(of_step)) for of_step in counts])
+
+        def share(row: Mapping[str, Any]) -> float:
+            counts = row.get("depth/generated")
+            return counts[0] / max(1, sum(counts)) if isinstance(counts, list) and counts else 0.0
+
+        return self._column("share of depth 0", share)
 
     def average(self, name: str) -> Series:
         """[steps] the exponential moving average; a step without a value leaves it as it is."""
-        averages, now = [], np.nan
-        for value in self.of(name).tolist():
-            now = now if np.isnan(value) else value if np.isnan(now) else MEMORY * value + (1 - MEMORY) * now
-            averages.append(now)
+        averages = self._columns.setdefault(f"average {name}", [])
+        for value in self.of(name)[len(averages) :].tolist():
+            now = averages[-1] if averages else np.nan
+            averages.append(now if np.isnan(value) else value if np.isnan(now) else MEMORY * value + (1 - MEMORY) * now)
         return np.array(averages)
+
+    def _column(self, key: str, value: Callable[[Mapping[str, Any]], float]) -> Series:
+        column = self._columns.setdefault(key, [])
+        column.extend(map(value, self._rows[len(column) :]))
+        return np.array(column, dtype=np.float64)
 
     def rose(self, name: str = "reward/em") -> Fires:
         """[steps] Whether its average has risen by RISE over LOOK_BACK steps."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from cusearch_async.alarms.history import LOOK_BACK, RISE, Fires, History, best, first_steps, in_a_row, since
 
@@ -103,7 +104,9 @@ def _reward_falls(h: History) -> Finding:
 
 def _large_gradient(h: History) -> Finding:
     norm = h.of("train/grad_norm")
-    usual = np.array([np.nan if n < LOOK_BACK else np.median(norm[n - LOOK_BACK : n]) for n in range(len(norm))])
+    usual = np.full(len(norm), np.nan)
+    if len(norm) > LOOK_BACK:
+        usual[LOOK_BACK:] = np.median(sliding_window_view(norm[:-1], LOOK_BACK), axis=1)
     fires = (norm > 2 * h.limits.grad_clip) | (norm > 10 * usual)
     return Finding(fires, lambda n: f"norm {norm[n]:.2f}, usually {usual[n]:.2f}, clipped at {h.limits.grad_clip:g}")
 

@@ -18,6 +18,7 @@ from cusearch_async.cli.preflight import gpus, machine, memory, sizing, sources,
 from cusearch_async.cli.preflight.finding import Finding, table
 from cusearch_async.cli.preflight.gpus import Device, device_of
 from cusearch_async.cli.preflight.shapes import ModelShape, shape_of
+from cusearch_async.cli.preflight.trial import trial
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError, first_line
 
@@ -57,6 +58,7 @@ def check(config: Config, shape: ModelShape | None, device: Device | None) -> It
     yield found
     if tokenizer is not None:
         yield from workload.chat(config, tokenizer)
+        yield from trial(config, tokenizer)
     yield from workload.batch(config)
     if shape is not None:
         yield from _fits(config, shape, device)

@@ -13,6 +13,7 @@ from cusearch_async.cli.parts import live
 from cusearch_async.cli.parts.arguments import add_accept_changes, add_config
 from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.cli.parts.opening import read_ledger, refuse_if_alive, refuse_other_run
+from cusearch_async.cli.preflight.trial import refuse_failed_trial
 from cusearch_async.config import Config, load_config
 from cusearch_async.data.questions import load_eval_questions
 from cusearch_async.errors import BufferLost
@@ -54,7 +55,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             asyncio.run(refuse_if_alive(config, "stop it first, or add --take-over to replace its learner"))
     from cusearch_async.processes.engines import check_policy  # noqa: PLC0415  (transformers only where it is needed)
 
-    check_policy(config, config.model.location)
+    tokenizer = check_policy(config, config.model.location)
+    refuse_failed_trial(config, tokenizer)
     if config.eval.every:
         load_eval_questions(config)
     with Fleet(config) as fleet:

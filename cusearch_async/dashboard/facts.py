@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from cusearch_async.alarms.firing import Alarm, alarms_of
-from cusearch_async.alarms.history import Limits
 from cusearch_async.alarms.rules import RULES, Rule
 from cusearch_async.config import flat
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.training.recorder import recorded
 
 Json = dict[str, Any]
-MOST_POINTS = 2000
+MOST_POINTS = 1000
 """Steps of a curve; of more, evenly spaced ones are kept, and the last."""
 SHORT = ("reward/em", "reward/all", "depth/mean", "groups/mixed_share", "staleness/mean", "train/entropy")
 SHORT_POINTS = 300
@@ -31,12 +30,16 @@ SIDES = {"before": "the start", "after": "the end", "baseline": "the baseline"}
 
 def facts(run: KeptRun) -> Json:
     """All but what Redis and the step records hold."""
+    return news(run) | {"rows": columns(run.rows)}
+
+
+def news(run: KeptRun) -> Json:
+    """All but the curves."""
     return {
         "name": run.folder.name,
         "folder": str(run.folder),
         "about": about(run),
         "bounds": bounds(run),
-        "rows": columns(run.rows),
         "progress": progress(run),
         "scores": scores(run),
         "lag": lag(run),
@@ -169,11 +172,10 @@ def demo_score(run: KeptRun, side: str) -> Json | None:
 
 def alarms(run: KeptRun) -> list[Alarm]:
     """Newest first; none where the settings that rules need are not known."""
-    try:
-        limits = Limits.of(run.settings)
-    except (KeyError, TypeError):
+    history = run.history
+    if history is None:
         return []
-    return sorted(alarms_of(run.rows, limits), key=lambda alarm: alarm.last, reverse=True)
+    return sorted(alarms_of(run.rows, history), key=lambda alarm: alarm.last, reverse=True)
 
 
 def lag(run: KeptRun) -> Json | None:

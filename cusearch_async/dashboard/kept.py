@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cusearch_async.alarms.history import History, Limits
 from cusearch_async.errors import ConfigError
 from cusearch_async.metrics.files import MetricsFile, read_scores
 from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
@@ -23,13 +25,16 @@ class KeptRun:
     folder: Path
     settings: dict[str, Any]
     starts: list[Start]
+    metrics: MetricsFile
     rows: list[dict[str, Any]]
     scores: list[dict[str, Any]]
+    history: History | None
+    """Of its rows, for alarms; None where its settings are not known."""
 
     @classmethod
-    def read(cls, folder: Path, metrics: MetricsFile | None = None) -> KeptRun:
-        """`metrics`: of that folder, where it is read again and again. Raises: ConfigError for a folder that is not a
-        run's, or whose config cannot be read."""
+    def read(cls, folder: Path, before: KeptRun | None = None) -> KeptRun:
+        """`before`: the same run as it was read last, of which nothing is parsed again. Raises: ConfigError for a
+        folder that is not a run's, or whose config cannot be read."""
         refuse_no_run(folder)
         path = next((path for name in SETTINGS if (path := folder / name).exists()), None)
         try:
@@ -38,8 +43,9 @@ class KeptRun:
             raise ConfigError(f"{path} cannot be read: {error}") from error
         starts = read_starts(folder)
         scores = read_scores(folder / SCORES, [(start.epoch, start.step) for start in starts])
-        rows = (metrics or MetricsFile(folder / METRICS)).read()
-        return cls(folder, settings, starts, rows, scores)
+        metrics = before.metrics if before else MetricsFile(folder / METRICS)
+        history = before.history if before else None
+        return cls(folder, settings, starts, metrics, metrics.read(), scores, history or history_of(settings))
 
     def setting(self, section: str, name: str) -> Any:
         found = self.settings.get(section)
@@ -82,3 +88,10 @@ class KeptRun:
             return float(json.loads((self.folder / SUMMARY).read_bytes())["em_after"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+
+def history_of(settings: Mapping[str, Any]) -> History | None:
+    try:
+        return History(Limits.of(settings))
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -11,22 +12,40 @@ from cusearch_async.config import Config
 from cusearch_async.dashboard.snapshot import Snapshot, look
 from cusearch_async.errors import CusearchError, first_line
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.interface import LearnerStatus
+from cusearch_async.transport.interface import LearnerStatus, OperatorBuffer
 
 Json = dict[str, Any]
 STUCK_S = 60.0
 """An engine with requests that has produced no token for so long hangs."""
 
 
-async def live(config: Config) -> Json:
-    """`problem` alone, in words, where Redis cannot be reached, or does not hold the run."""
-    try:
-        async with open_buffer(config) as buffer:
-            if not (await buffer.state()).exists:
+class Live:
+    """A run in Redis, looked at again and again over one connection; a context manager."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._open = AsyncExitStack()
+        self._buffer: OperatorBuffer | None = None
+
+    async def __aenter__(self) -> Live:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._buffer = None
+        await self._open.aclose()
+
+    async def now(self) -> Json:
+        """`problem` alone, in words, where Redis cannot be reached, or does not hold the run."""
+        config = self._config
+        try:
+            if self._buffer is None:
+                self._buffer = await self._open.enter_async_context(open_buffer(config))
+            if not (await self._buffer.state()).exists:
                 return {"problem": f"no learner has taken run {config.run.name!r} over yet, at {place(config)}"}
-            return shown(await look(buffer), await buffer.learner(), config)
-    except CusearchError as error:
-        return {"problem": first_line(error)}
+            return shown(await look(self._buffer), await self._buffer.learner(), config)
+        except CusearchError as error:
+            await self.__aexit__()  # the next look opens another connection
+            return {"problem": first_line(error)}
 
 
 def troubles(now: Snapshot, learner: LearnerStatus | None, config: Config) -> list[Json]:

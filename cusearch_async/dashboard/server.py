@@ -6,25 +6,27 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from cusearch_async.config import Config
 from cusearch_async.dashboard.episodes import groups_of
 from cusearch_async.dashboard.facts import alarms, columns, facts, in_short
+from cusearch_async.dashboard.facts import news as news_of
 from cusearch_async.dashboard.kept import KeptRun
-from cusearch_async.dashboard.live import live
+from cusearch_async.dashboard.live import Live
 from cusearch_async.dashboard.page import page
 from cusearch_async.dashboard.prometheus import CONTENT_TYPE, exposition
 from cusearch_async.errors import ConfigError, first_line
-from cusearch_async.metrics.files import MetricsFile
 from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.run.folder import METRICS, SCORES
 
 Json = dict[str, Any]
+T = TypeVar("T")
 LOOK_EVERY_S = 2.0
 _WATCHED = (METRICS, SCORES, "starts", "records", "eval_before.json", "eval_after.json")
 
@@ -35,13 +37,14 @@ class Shown:
     def __init__(self, folder: Path, config: Config | None) -> None:
         """`config`: to look into its Redis; None where that is not wanted."""
         self.folder, self.config = folder, config
-        self._metrics = MetricsFile(folder / METRICS)
+        self._kept: KeptRun | None = None
         self._reading = threading.Lock()
 
-    def read(self) -> KeptRun:
-        """Raises: ConfigError."""
+    def make(self, what: Callable[[KeptRun], T]) -> T:
+        """What `what` makes of the run as its folder is now; one at a time. Raises: ConfigError."""
         with self._reading:
-            return KeptRun.read(self.folder, self._metrics)
+            self._kept = KeptRun.read(self.folder, self._kept)
+            return what(self._kept)
 
     def changed(self) -> tuple[int, ...]:
         """Differs when something that `read` reads has changed."""
@@ -49,7 +52,10 @@ class Shown:
         return tuple(place.stat().st_mtime_ns if place.exists() else 0 for place in places)
 
     async def now(self) -> Json | None:
-        return None if self.config is None else await live(self.config)
+        if self.config is None:
+            return None
+        async with Live(self.config) as live:
+            return await live.now()
 
 
 RUNS = web.AppKey("runs", dict[str, Shown])
@@ -108,7 +114,7 @@ def listed(runs: Mapping[str, Shown]) -> list[Json]:
     rows: list[Json] = []
     for address, run in runs.items():
         try:
-            rows.append(in_short(run.read()) | {"address": f"{address}/"})
+            rows.append(run.make(in_short) | {"address": f"{address}/"})
         except ConfigError as error:
             rows.append({"name": run.folder.name, "problem": first_line(error)})
     return rows
@@ -117,7 +123,7 @@ def listed(runs: Mapping[str, Shown]) -> list[Json]:
 async def whole_page(request: web.Request) -> web.Response:
     run = of_address(request)
     try:
-        found = await asyncio.to_thread(lambda: facts(run.read()))
+        found = await asyncio.to_thread(run.make, facts)
     except ConfigError as error:
         raise web.HTTPServiceUnavailable(text=first_line(error)) from error
     data = found | {"watches": True, "live": await run.now()}
@@ -126,44 +132,53 @@ async def whole_page(request: web.Request) -> web.Response:
 
 async def events(request: web.Request) -> web.StreamResponse:
     """News since row `from`, as long as the browser listens."""
-    run, sent = of_address(request), int(request.query.get("from", 0))
+    run, known = of_address(request), request.query.get("from", "0")
+    sent = int(known) if known.isdecimal() else 0
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     await response.prepare(request)
     before: tuple[int, ...] = ()
     closing = request.app[CLOSING]
-    while not closing.is_set():
-        news: Json = {"live": await run.now()}
-        changed = run.changed()
-        if changed != before:
-            try:
-                kept = await asyncio.to_thread(run.read)
-                found = await asyncio.to_thread(facts, kept)
-            except ConfigError as error:
-                news["live"] = {"problem": first_line(error)}
-            else:
-                found.pop("rows")
-                sent = min(sent, len(kept.rows))
-                news |= found | ({"rows": columns(kept.rows[sent:])} if kept.rows[sent:] else {})
-                sent, before = len(kept.rows), changed
-        await response.write(f"data: {json.dumps(news, allow_nan=False)}\n\n".encode())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(closing.wait(), LOOK_EVERY_S)
+    async with contextlib.AsyncExitStack() as stack:
+        live = await stack.enter_async_context(Live(run.config)) if run.config else None
+        while not closing.is_set():
+            news: Json = {"live": await live.now() if live else None}
+            changed = run.changed()
+            if changed != before:
+                try:
+                    found, sent = await asyncio.to_thread(run.make, partial(news_since, sent))
+                except ConfigError as error:
+                    news["live"] = {"problem": first_line(error)}
+                else:
+                    news, before = news | found, changed
+            await response.write(f"data: {json.dumps(news, allow_nan=False)}\n\n".encode())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(closing.wait(), LOOK_EVERY_S)
     return response
+
+
+def news_since(sent: int, kept: KeptRun) -> tuple[Json, int]:
+    """What a browser that has `sent` steps does not have, and how many it has then."""
+    fresh = kept.rows[min(sent, len(kept.rows)) :]
+    return news_of(kept) | ({"rows": columns(fresh)} if fresh else {}), len(kept.rows)
 
 
 async def metrics(request: web.Request) -> web.Response:
     """For Prometheus."""
     run = of_address(request)
     try:
-        kept = await asyncio.to_thread(run.read)
+        row, firing = await asyncio.to_thread(run.make, newest)
     except ConfigError as error:
         raise web.HTTPServiceUnavailable(text=first_line(error)) from error
     now = await run.now()
-    firing = [alarm.rule.name for alarm in await asyncio.to_thread(alarms, kept) if alarm.is_firing]
     firing += [trouble["name"] for trouble in (now or {}).get("troubles", ())]
-    row = kept.rows[-1] if kept.rows else {}
     body = exposition(request.match_info["run"], row, firing, now)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+
+def newest(kept: KeptRun) -> tuple[Json, list[str]]:
+    """The newest row, and the names of the alarms that fire."""
+    firing = [alarm.rule.name for alarm in alarms(kept) if alarm.is_firing]
+    return (kept.rows[-1] if kept.rows else {}), firing
 
 
 async def step(request: web.Request) -> web.Response:

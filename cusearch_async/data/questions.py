@@ -67,6 +67,17 @@ def load_run_questions(config: Config) -> RunQuestions:
     return RunQuestions(parts, config.run.seed)
 
 
+def first_question(config: Config, label: str) -> Question:
+    """Of an environment, without reading the others. Raises: ConfigError."""
+    sources = config.sources_of(label)
+    if sources:
+        return next(_questions_of(sources[0], "data.source", _origins(sources)[0]))
+    own = config.environment[label].kind.questions()
+    if not own:
+        raise ConfigError(f"environment.{label}: {config.environment[label].name} has no questions; set its source")
+    return own[0]
+
+
 def load_eval_questions(config: Config) -> list[Question]:
     """Held-out questions, for the environment that the config names: of the benchmarks of eval.suite, of each a fixed
     subset of eval.limit; else of atlas's test cities. Raises: ConfigError."""

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from cusearch_async.alarms.firing import Alarm, alarms_of
-from cusearch_async.alarms.history import Limits
+from cusearch_async.alarms.history import History, Limits
 from cusearch_async.config import Config
 from cusearch_async.errors import StoppedByAlarm, first_line
 from cusearch_async.metrics.files import read_metrics
@@ -30,7 +30,7 @@ class AlarmWatch:
 
     def __init__(self, config: Config, from_step: int) -> None:
         self._folder, self._settings = config.folder, config.alarms
-        self._limits = Limits.of(config.model_dump(mode="json"))
+        self._history = History(Limits.of(config.model_dump(mode="json")))
         earlier = read_metrics(config.folder / METRICS)
         self._rows: list[dict[str, Any]] = [row for row in earlier if row["step"] < from_step]
         self._hooks: set[asyncio.Task[None]] = set()
@@ -38,7 +38,7 @@ class AlarmWatch:
     def look(self, step: int, row: Metrics) -> list[Alarm]:
         """The alarms that fire at this step; of those that begin, log and hooks are told."""
         self._rows.append({"step": step, **row})
-        firing = [alarm for alarm in alarms_of(self._rows, self._limits) if alarm.is_firing]
+        firing = [alarm for alarm in alarms_of(self._rows, self._history) if alarm.is_firing]
         for alarm in firing:
             if alarm.first == step:
                 log.warning("alarm %s", text_of(alarm, self._folder))

@@ -9,8 +9,9 @@ import pytest
 from cusearch_async.config import load_config
 from cusearch_async.dashboard.facts import lag
 from cusearch_async.dashboard.kept import KeptRun
-from cusearch_async.dashboard.live import live
+from cusearch_async.dashboard.live import Live
 from cusearch_async.dashboard.prometheus import exposition
+from cusearch_async.metrics.files import MetricsFile
 from cusearch_async.run.identity import Identity
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import LearnerStatus, MethodState, WorkerStatus
@@ -35,9 +36,20 @@ def seen(config, *statuses: WorkerStatus, has_learner: bool = True) -> dict:
             await open_.put(make_trajectory(0, 1, depth=3))
             if has_learner:
                 await open_.learner_heartbeat(LearnerStatus(epoch=1, host="h", pid=7, step=0))
-            return await live(config)
+            async with Live(config) as live:
+                return await live.now()
 
     return asyncio.run(fill_and_look())
+
+
+def now(config) -> dict:
+    async def look() -> dict:
+        async with Live(config) as live:
+            first = await live.now()
+            assert first == await live.now(), "it can be asked again"
+            return first
+
+    return asyncio.run(look())
 
 
 def test_it_has_the_buckets_the_ledger_and_the_processes(config):
@@ -82,9 +94,9 @@ def test_it_names_a_worker_without_heartbeat_and_a_run_without_a_learner(config,
 
 
 def test_without_redis_or_a_run_it_says_so(config):
-    assert "no learner has taken run" in asyncio.run(live(config))["problem"]
+    assert "no learner has taken run" in now(config)["problem"]
     gone = config.redis.model_copy(update={"url": f"redis://:secret@127.0.0.1:{free_port()}/0"})
-    problem = asyncio.run(live(config.model_copy(update={"redis": gone})))["problem"]
+    problem = now(config.model_copy(update={"redis": gone}))["problem"]
     assert "cannot be reached" in problem
     assert "secret" not in problem
 
@@ -95,5 +107,5 @@ def test_without_redis_or_a_run_it_says_so(config):
 def test_an_evaluator_that_lags_is_named(tmp_path, every, scored, behind):
     rows = [{"step": step, "epoch": 1} for step in range(50)]
     scores = [] if scored is None else [{"step": scored}]
-    found = lag(KeptRun(tmp_path, {"eval": {"every": every}}, [], rows, scores))
+    found = lag(KeptRun(tmp_path, {"eval": {"every": every}}, [], MetricsFile(tmp_path), rows, scores, None))
     assert (found is None) if behind is None else f"{behind} steps ago" in found["text"]

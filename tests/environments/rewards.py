@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from cusearch_async.environments import Episode, Score
 
 
@@ -18,3 +20,10 @@ def by_rollout(episode: Episode, score: Score) -> float:
 def broken(episode: Episode, score: Score) -> float:
     """As one that is asked without its environment variable."""
     raise KeyError("JUDGE_URL")
+
+
+def broken_in_workers(episode: Episode, score: Score) -> float:
+    """As `broken`, but not before the run."""
+    if "CUSEARCH_WORKER_INDEX" in os.environ:
+        raise KeyError("JUDGE_URL")
+    return 0.0

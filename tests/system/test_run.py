@@ -73,14 +73,20 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
 
 def test_a_run_of_which_every_episode_fails_ends_with_their_error_and_recommends_no_model(run: Run):
     """Before: exit 0, "the ledger closes", the untouched start model recommended, and 320 equal lines in the log."""
-    status, output = finish(run.cusearch("launch", environment__search__reward="tests.environments.rewards:broken"))
+    reward = "tests.environments.rewards:broken"
+    status, output = finish(run.cusearch("launch", environment__search__reward=reward))
+    assert status == 1
+    assert f"a made-up episode failed: the reward {reward} failed: KeyError: 'JUDGE_URL'" in " ".join(output.split())
+    assert not (run.folder / "logs").exists(), "nothing was started"
+    reward += "_in_workers"
+    status, output = finish(run.cusearch("launch", environment__search__reward=reward))
     said = " ".join(output.split())
     assert status == 1, output
     assert "step 0 has nothing to train on: all episodes of its 8 groups failed, 5 times each; most often: " in said
-    assert " x the reward tests.environments.rewards:broken failed: KeyError: 'JUDGE_URL'" in said
+    assert f" x the reward {reward} failed: KeyError: 'JUDGE_URL'" in said
     assert "cusearch eval" not in output
     assert not list((run.folder / "checkpoints").glob("step*"))
-    assert 0 < run.log("rollout-0").count("tests.environments.rewards:broken") < 20
+    assert 0 < run.log("rollout-0").count(reward) < 20
 
 
 def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):

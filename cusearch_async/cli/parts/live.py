@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cusearch_async.alarms.firing import alarms_of
-from cusearch_async.alarms.history import Limits
+from cusearch_async.alarms.history import History, Limits
 from cusearch_async.cli.parts.arguments import code_in
 from cusearch_async.cli.parts.figure import draw
 from cusearch_async.cli.parts.fleet import Fleet
@@ -120,11 +120,11 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
     task = progress.add_task("steps", total=config.run.steps, pace="")
     before = rows_of(config.folder)
     earlier = before[-1]["epoch"] if before else None
-    limits = Limits.of(config.model_dump(mode="json"))
+    history = History(Limits.of(config.model_dump(mode="json")))
 
     @functools.lru_cache(maxsize=1)
     def alarms_after(_done: int) -> list[Text]:
-        return alarm_lines(rows_of(config.folder), limits, config.folder)
+        return alarm_lines(rows_of(config.folder), history, config.folder)
 
     def of_this_start() -> str:
         rows = rows_of(config.folder)
@@ -198,9 +198,9 @@ def progress_table(rows: list[dict[str, Any]]) -> Table:
     return shown
 
 
-def alarm_lines(rows: list[dict[str, Any]], limits: Limits, folder: Path) -> list[Text]:
+def alarm_lines(rows: list[dict[str, Any]], history: History, folder: Path) -> list[Text]:
     """The alarms that fire now."""
-    firing = [alarm for alarm in alarms_of(rows, limits) if alarm.is_firing]
+    firing = [alarm for alarm in alarms_of(rows, history) if alarm.is_firing]
     return [Text(f"alarm {text_of(alarm, folder)}", style="red") for alarm in firing]
 
 

@@ -1,0 +1,103 @@
+"""Made-up episodes and pools, through a config's environments, rewards, method and objective: what raises, or gives no
+finite number, is seen before an engine is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.config import Config
+from cusearch_async.data.questions import first_question
+from cusearch_async.environments import NoSearch
+from cusearch_async.errors import ConfigError, CusearchError, first_line
+from cusearch_async.rollout.episode import EpisodeRunner
+from cusearch_async.rollout.prompting import encode
+from cusearch_async.rollout.turn import Turn
+from cusearch_async.streams import Stream, stream
+from cusearch_async.training.selector import advantages_of, candidates_of, initial_method_state, select
+from cusearch_async.types import Pool, Question, Trajectory
+
+
+class _Answers:
+    """A policy whose every turn is the gold answer."""
+
+    def __init__(self, tokenizer: Any, answer: str) -> None:
+        self._ids = encode(tokenizer, f"<answer>{answer}</answer>")
+
+    async def generate(
+        self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None, stops: Sequence[str]
+    ) -> Turn:
+        ids = self._ids[:max_tokens]
+        return Turn(ids, np.full(len(ids), -1.0, dtype=np.float32), np.zeros(len(ids), dtype=np.int32))
+
+
+def trial(config: Config, tokenizer: Any) -> Iterator[Finding]:
+    """A finding for each environment, the method and an objective of one's own. An episode whose question is not here
+    is left out: another finding names that."""
+    episodes = []
+    for label in config.environment:
+        try:
+            question = first_question(config, label)
+        except ConfigError:
+            continue
+        what = f"environment.{label}"
+        try:
+            episodes.append(asyncio.run(_episode(config, tokenizer, replace(question, environment=label))))
+        except Exception as error:
+            yield Finding("error", what, f"a made-up episode failed: {_said(error)}")
+        else:
+            yield Finding("ok", what, f"a made-up episode with the right answer has reward {episodes[-1].reward:g}")
+    if episodes:
+        yield _method(config, episodes)
+
+
+def refuse_failed_trial(config: Config, tokenizer: Any) -> None:
+    """Raises: ConfigError for the first finding that is an error."""
+    for finding in trial(config, tokenizer):
+        if finding.status == "error":
+            raise ConfigError(f"{finding.what}: {finding.text}")
+
+
+async def _episode(config: Config, tokenizer: Any, question: Question) -> Trajectory:
+    policy = _Answers(tokenizer, question.answers[0] if question.answers else "?")
+    environments, chat = config.environments(NoSearch()), config.model.template_arguments
+    runner = EpisodeRunner(policy, environments, tokenizer, config.episode, config.run.seed, chat)
+    return await runner.run(question, ticket=0, rollout=0, worker="check")
+
+
+def _method(config: Config, episodes: Sequence[Trajectory]) -> Finding:
+    """Of a pool of N groups with random depths and rewards."""
+    rng = stream(Stream.SELECTION, config.run.seed, 0)
+    s_max, name = config.episode.s_max, config.method.name
+    pool = Pool(
+        0,
+        tuple(
+            replace(
+                episodes[ticket % len(episodes)],
+                ticket=ticket,
+                rollout=rollout,
+                question_id=f"question {ticket}",
+                depth=int(rng.integers(s_max + 1)),
+                reward=float(rng.integers(2)),
+            )
+            for ticket in range(config.questions_per_step)
+            for rollout in range(config.pool.rollouts)
+        ),
+    )
+    try:
+        method, candidates = config.method.make(), candidates_of(pool, s_max)
+        state = initial_method_state(config.method, s_max)
+        chosen = select(candidates, 0, method, method.decode(state.memory, s_max), config.method, config.run.seed)
+        advantages_of(chosen.indices, candidates, 0, method, config.method)
+    except Exception as error:
+        return Finding("error", "method.name", f"{name} failed with a made-up pool: {_said(error)}")
+    return Finding("ok", "method.name", f"{name} selects {len(chosen.indices)} of {len(pool)} made-up trajectories")
+
+
+def _said(error: Exception) -> str:
+    return first_line(error) if isinstance(error, CusearchError) else f"{type(error).__name__}: {first_line(error)}"

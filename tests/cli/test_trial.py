@@ -1,0 +1,101 @@
+"""What `check` tries before an engine is loaded: environments, rewards and methods of the user's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cusearch_async.algorithm.methods import Method, NoMemory, Selection
+from cusearch_async.cli.preflight.trial import trial
+from cusearch_async.config import load_config
+from cusearch_async.environments import DONE, Environment, Episode, Observation, Score
+from cusearch_async.models import check_model
+from cusearch_async.types import Question
+
+HERE = "tests.cli.test_trial"
+
+
+class Loops(Environment):
+    """Never ends an episode by itself, and has its questions with it."""
+
+    @classmethod
+    def questions(cls):
+        return [Question(id="1", text="?", answers=("a",), category="x")]
+
+    async def step(self, episode: Episode, turn: str) -> Observation:
+        return Observation(counts=True)
+
+    async def score(self, episode: Episode) -> Score:
+        return Score(reward=float(episode.depth))
+
+
+class Breaks(Loops):
+    async def step(self, episode: Episode, turn: str) -> Observation:
+        raise ValueError("my tool is broken")
+
+
+class Ends(Loops):
+    async def step(self, episode: Episode, turn: str) -> Observation:
+        return DONE
+
+    async def score(self, episode: Episode) -> Score:
+        return Score(reward=float("nan"))
+
+
+def no_number(episode: Episode, score: Score) -> float:
+    return float("nan")
+
+
+class Twice(Method[NoMemory]):
+    def select(self, pool, memory, rng):
+        return Selection(indices=np.array([0, 0]), memory=memory)
+
+
+class Raises(Method[NoMemory]):
+    def select(self, pool, memory, rng):
+        raise IndexError("list index out of range")
+
+
+def found(atlas_config, *overrides: str) -> dict[str, tuple[str, str]]:
+    config = load_config(atlas_config, overrides)
+    tokenizer = check_model(config.model.location, config.episode.max_tokens)
+    return {finding.what: (finding.status, finding.text) for finding in trial(config, tokenizer)}
+
+
+def test_a_shipped_config_passes(atlas_config):
+    tried = found(atlas_config)
+    assert tried["environment.search"] == ("ok", "a made-up episode with the right answer has reward 0.8")
+    assert tried["method.name"] == ("ok", "sdga_phase selects 96 of 192 made-up trajectories")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "what", "said"),
+    [
+        (
+            "environment.search.reward",
+            "tests.environments.rewards:broken",
+            "environment.search",
+            "KeyError: 'JUDGE_URL'",
+        ),
+        ("environment.search.reward", f"{HERE}:no_number", "environment.search", "must give a finite number, got nan"),
+        ("environment.search.name", f"{HERE}:Breaks", "environment.search", "ValueError: my tool is broken"),
+        ("environment.search.name", f"{HERE}:Ends", "environment.search", "reward"),
+        ("method.name", f"{HERE}:Twice", "method.name", "select() gave"),
+        ("method.name", f"{HERE}:Raises", "method.name", "IndexError: list index out of range"),
+    ],
+)
+def test_what_breaks_a_run_is_an_error_that_names_it(atlas_config, setting, value, what, said):
+    status, text = found(atlas_config, f"--{setting}", value)[what]
+    assert status == "error"
+    assert said in text
+
+
+def test_an_environment_that_does_not_end_an_episode_is_ended(atlas_config):
+    assert found(atlas_config, "--environment.search.name", f"{HERE}:Loops")["environment.search"] == (
+        "ok",
+        "a made-up episode with the right answer has reward 5",
+    )
+
+
+def test_questions_that_are_not_here_are_left_to_their_own_finding(atlas_config):
+    assert found(atlas_config, "--data.source", "nowhere.jsonl") == {}
