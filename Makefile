@@ -8,7 +8,7 @@ TRL_VENV := .venv-trl
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup setup-gpu demo demo-lm test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-async bench-buffer bench-dashboard bench-gpu bench-learner bench-lm bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
+.PHONY: setup setup-browser setup-gpu demo demo-lm test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-async bench-buffer bench-dashboard bench-gpu bench-learner bench-lm bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
 
 # Expands to nothing where PYTHON can be used, else it ends make with one line.
 IS_PYTHON = $(if $(shell $(PYTHON) -c "import sys; sys.version_info >= (3, 11) and print(1)" 2>/dev/null),,$(error \
@@ -46,6 +46,10 @@ $(GPU_VENV)/.complete: requirements/gpu.txt pyproject.toml
 	@$(GPU_VENV)/bin/pip --disable-pip-version-check check
 	@touch $@
 	@echo "next: source $(GPU_VENV)/bin/activate && cusearch check"
+
+# for the tests of the page; Debian and Ubuntu
+setup-browser:
+	$(if $(filter 0,$(shell id -u)),,sudo )apt-get install -y --no-install-recommends chromium
 
 demo: setup
 	$(BIN)/cusearch demo $(ARGS)

@@ -1,4 +1,4 @@
-"""Made-up episodes and pools, through a config's environments, rewards, method and objective: what raises, or gives no
+"""Made-up episodes and a made-up pool, through a config's environments, rewards and method: what raises, or gives no
 finite number, is seen before an engine is loaded."""
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class _Answers:
 
 
 def trial(config: Config, tokenizer: Any) -> Iterator[Finding]:
-    """A finding for each environment, the method and an objective of one's own. An episode whose question is not here
-    is left out: another finding names that."""
+    """A finding for each environment, and one for the method. An episode whose question is not here is left out:
+    another finding names that."""
     episodes = []
     for label in config.environment:
         try:
