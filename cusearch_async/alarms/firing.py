@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,11 @@ class Alarm:
     """Of the last one."""
     is_firing: bool
     """Whether that is the newest step."""
+
+
+def look_closer(alarm: Alarm, folder: Path) -> str:
+    """A command for it, in the run's folder."""
+    return alarm.rule.look.format(run=shlex.quote(str(folder)), step=alarm.last)
 
 
 def alarms_of(rows: Sequence[Mapping[str, Any]], history: History) -> list[Alarm]:

@@ -75,9 +75,14 @@ class History:
 
         def share(row: Mapping[str, Any]) -> float:
             counts = row.get("depth/generated")
-            return counts[0] / max(1, sum(counts)) if isinstance(counts, list) and counts else 0.0
+            known = [one if isinstance(one, int | float) else 0 for one in counts] if isinstance(counts, list) else []
+            return known[0] / max(1, sum(known)) if known else 0.0
 
         return self._column("share of depth 0", share)
+
+    def scale_of_rewards(self) -> Series:
+        """[steps] 1, or the largest mean reward so far where that is larger."""
+        return np.fmax(1.0, best(np.abs(self.of("reward/all"))))
 
     def average(self, name: str) -> Series:
         """[steps] the exponential moving average; a step without a value leaves it as it is."""

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from cusearch_async.alarms.history import LOOK_BACK, RISE, Fires, History, best, first_steps, in_a_row, since
+from cusearch_async.alarms.history import (
+    FIRST,
+    LOOK_BACK,
+    RISE,
+    Fires,
+    History,
+    best,
+    first_steps,
+    in_a_row,
+    since,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +43,19 @@ class Rule:
     find: Callable[[History], Finding]
 
 
+RECENT = 20
+
+
+def later(fires: Fires) -> Fires:
+    """[steps] Not in the first steps, which are what the others are compared with."""
+    fires[:FIRST] = False
+    return fires
+
+
 def _stops_searching(h: History) -> Finding:
     depth, none = h.average("depth/mean"), h.share_of_depth_0()
     most = best(depth)
-    fires = (depth < 0.6 * most) | in_a_row(none > 0.6, 3)
+    fires = ((depth < 0.6 * most) | in_a_row(none > 0.6, 3)) & (most > 0.2)
     return Finding(
         fires,
         lambda n: (
@@ -56,7 +75,7 @@ def _searches_more_and_more(h: History) -> Finding:
 def _entropy_falls(h: History) -> Finding:
     entropy = h.average("train/entropy")
     start = first_steps(h.of("train/entropy"))
-    fires = (entropy < 0.5 * start) & ~h.rose()
+    fires = later(entropy < 0.5 * start) & ~h.rose()
     return Finding(fires, lambda n: f"{entropy[n]:.4f} nats, {entropy[n] / start:.0%} of the first steps'")
 
 
@@ -64,7 +83,7 @@ def _entropy_rises(h: History) -> Finding:
     entropy = h.average("train/entropy")
     start = first_steps(h.of("train/entropy"))
     return Finding(
-        entropy > 2 * start, lambda n: f"{entropy[n]:.4f} nats, {entropy[n] / start:.1f} times the first steps'"
+        later(entropy > 2 * start), lambda n: f"{entropy[n]:.4f} nats, {entropy[n] / start:.1f} times the first steps'"
     )
 
 
@@ -87,7 +106,7 @@ def _engine_differs(h: History) -> Finding:
 def _reward_without_answers(h: History) -> Finding:
     reward, em = (h.average(name) for name in ("reward/all", "reward/em"))
     rose, of_em = (values - values[:1] for values in (reward, em))
-    fires = (rose > 0.1) & (of_em < RISE)
+    fires = (rose > 0.1 * h.scale_of_rewards()) & (of_em < RISE)
     return Finding(fires, lambda n: f"reward {rose[n]:+.2f}, exact match {of_em[n]:+.2f} since the first step")
 
 
@@ -99,7 +118,8 @@ def _nothing_to_learn(h: History) -> Finding:
 def _reward_falls(h: History) -> Finding:
     reward = h.average("reward/all")
     most = best(reward)
-    return Finding(in_a_row(reward < most - 0.1, 3), lambda n: f"mean reward {reward[n]:.2f}, was {most[n]:.2f}")
+    fires = in_a_row(reward < most - 0.1 * h.scale_of_rewards(), 3)
+    return Finding(fires, lambda n: f"mean reward {reward[n]:.2f}, was {most[n]:.2f}")
 
 
 def _large_gradient(h: History) -> Finding:
@@ -107,7 +127,7 @@ def _large_gradient(h: History) -> Finding:
     usual = np.full(len(norm), np.nan)
     if len(norm) > LOOK_BACK:
         usual[LOOK_BACK:] = np.median(sliding_window_view(norm[:-1], LOOK_BACK), axis=1)
-    fires = (norm > 2 * h.limits.grad_clip) | (norm > 10 * usual)
+    fires = (norm > 2 * h.limits.grad_clip) | ((norm > 10 * usual) & (usual > 0))
     return Finding(fires, lambda n: f"norm {norm[n]:.2f}, usually {usual[n]:.2f}, clipped at {h.limits.grad_clip:g}")
 
 
@@ -129,13 +149,17 @@ def _searches_fail(h: History) -> Finding:
 
 def _episodes_fail(h: History) -> Finding:
     lost = np.diff(h.of("buffer/incomplete_groups"), prepend=0.0)
-    fires = lost > h.limits.questions / 2
+    fires = lost >= h.limits.questions / 2
     return Finding(fires, lambda n: f"{lost[n]:.0f} groups incomplete since the last step, of {h.limits.questions}")
 
 
 def _wasted_turns(h: History) -> Finding:
-    wasted = h.of("episode/turns") - h.of("depth/mean") - h.of("reward/answered")
-    return Finding(wasted > 0.3, lambda n: f"{wasted[n]:.2f} turns an episode were neither a search nor an answer")
+    depth, answered = h.of("depth/mean"), h.of("reward/answered")
+    wasted = h.of("episode/turns") - depth - answered
+    tells = (best(depth) > 0) & (best(answered) > 0)  # some environments count no turns, or name no answers
+    return Finding(
+        (wasted > 0.3) & tells, lambda n: f"{wasted[n]:.2f} turns an episode were neither a search nor an answer"
+    )
 
 
 def _turns_are_cut(h: History) -> Finding:
@@ -145,8 +169,9 @@ def _turns_are_cut(h: History) -> Finding:
 
 def _no_worker(h: History) -> Finding:
     workers = h.of("rollout/workers")
-    most = best(workers)
-    return Finding(workers < most / 2, lambda n: f"{workers[n]:.0f} alive, there were {most[n]:.0f}")
+    padded = np.nan_to_num(np.concatenate([np.zeros(RECENT), workers]))
+    most = sliding_window_view(padded, RECENT + 1).max(axis=1) if len(workers) else workers
+    return Finding(in_a_row(workers < most / 2, 2), lambda n: f"{workers[n]:.0f} alive, there were {most[n]:.0f}")
 
 
 def _buffer_full(h: History) -> Finding:
@@ -236,7 +261,7 @@ RULES = (
     ),
     Rule(
         "reward_without_answers",
-        "mean reward up by 0.1 since the first step, exact match by less than 0.02",
+        "mean reward up by 0.1 (where rewards exceed 1, of their size), exact match by less than 0.02",
         "The policy learns what the reward pays beside right answers, such as the format.",
         "Lower environment.LABEL.format_weight, or correct your reward.",
         TRACE,
@@ -252,7 +277,7 @@ RULES = (
     ),
     Rule(
         "reward_falls",
-        "mean reward 0.1 below its best in three steps",
+        "mean reward 0.1 (where rewards exceed 1, of their size) below its best in three steps",
         "Training makes the policy worse.",
         "Lower lr; resume from an earlier checkpoint.",
         TRACE,
@@ -292,7 +317,7 @@ RULES = (
     ),
     Rule(
         "episodes_fail",
-        "more incomplete groups since the last step than half of pool.questions",
+        "as many incomplete groups since the last step as half of pool.questions, or more",
         "Most episodes end in an error: environment, reward or retriever.",
         "Read the worker's log.",
         "cusearch buckets {run}/config.toml --ledger",
@@ -300,7 +325,7 @@ RULES = (
     ),
     Rule(
         "wasted_turns",
-        "more than 0.3 turns an episode that are neither a search nor an answer",
+        "more than 0.3 turns an episode that are neither a search nor an answer, where both are counted",
         "The policy does not keep the format.",
         "Warm-start the model, or show the format in the prompt template.",
         TRACE,
@@ -316,7 +341,7 @@ RULES = (
     ),
     Rule(
         "workers_gone",
-        "fewer than half as many workers as there were",
+        "fewer than half as many workers as in the twenty steps before, in two steps",
         "Rollout workers have ended or hang.",
         "Start them again; a worker that hangs is named by `buckets`.",
         "cusearch buckets {run}/config.toml --workers",

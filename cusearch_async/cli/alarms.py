@@ -33,6 +33,8 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
         raise ConfigError("give the folder of a run, like runs/demo, or --rules")
     kept = KeptRun.read(arguments.folder)
     found = alarms(kept)
+    if found is None:
+        raise ConfigError(f"{arguments.folder} has no whole config.toml, which the rules need")
     for alarm in reversed(found):
         steps = f"step {alarm.first}" if alarm.first == alarm.last else f"steps {alarm.first} to {alarm.last}"
         style = "red" if alarm.is_firing else "dim"

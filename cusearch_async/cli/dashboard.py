@@ -8,21 +8,24 @@ import asyncio
 import logging
 from pathlib import Path
 
-from cusearch_async.cli.parts.arguments import add_trust, at_least
-from cusearch_async.config import Config, load_config
+from cusearch_async.cli.parts.arguments import add_trust, parsed
+from cusearch_async.config import load_config
+from cusearch_async.dashboard.kept import SETTINGS
 from cusearch_async.dashboard.page import write_page
-from cusearch_async.dashboard.server import Shown, application
-from cusearch_async.errors import ConfigError
+from cusearch_async.dashboard.server import Shown, address_of, application
+from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.files import refuse_unwritable
 from cusearch_async.http_server import serve
 
 log = logging.getLogger(__name__)
 
+port = parsed(int, lambda number: 0 < number < 2**16, "a port, 1 to 65535")
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     text = "folders of runs, like runs/demo, or their configs"
     parser.add_argument("config", type=Path, nargs="+", metavar="RUN", help=text)
-    parser.add_argument("--port", type=at_least(1), default=8787, help="where to listen, on this machine only (8787)")
+    parser.add_argument("--port", type=port, default=8787, help="where to listen, on this machine only (8787)")
     parser.add_argument("--output", type=Path, help="write the page of one run to this .html file, and end")
     add_trust(parser)
     parser.set_defaults(run=run)
@@ -42,7 +45,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         return
     names = names_of([run.folder for run in runs])
     for name in names:
-        log.info("the page of %s: http://127.0.0.1:%d/%s/", name, arguments.port, name)
+        log.info("the page of %s: http://127.0.0.1:%d%s", name, arguments.port, address_of(name))
     url = f"http://127.0.0.1:{arguments.port}"
     asyncio.run(serve(application(dict(zip(names, runs, strict=True))), url, "--port"))
 
@@ -51,11 +54,15 @@ def shown(path: Path, overrides: list[str]) -> Shown:
     """A run by its folder or its config. Its Redis is looked into where its config can be read.
 
     Raises: ConfigError."""
-    settings = path / "config.toml" if path.is_dir() else path
-    config: Config | None = None
-    if settings.exists() or not path.is_dir():
-        config = load_config([settings], overrides)
-    return Shown(path if path.is_dir() or config is None else config.folder, config)
+    if not path.is_dir():
+        config = load_config([path], overrides)
+        return Shown(config.folder, config)
+    settings = next((path / name for name in SETTINGS if (path / name).exists()), None)
+    try:
+        return Shown(path, load_config([settings], overrides) if settings else None)
+    except ConfigError as error:  # of another version, perhaps
+        log.warning("%s: its Redis is not looked into: %s", path, first_line(error))
+        return Shown(path, None)
 
 
 def names_of(folders: list[Path]) -> list[str]:
@@ -63,5 +70,6 @@ def names_of(folders: list[Path]) -> list[str]:
     names: list[str] = []
     for folder in folders:
         name = folder.resolve().name
-        names.append(name if name not in names else f"{name}-{len(names)}")
+        numbered = (name, *(f"{name}-{number}" for number in range(2, len(folders) + 2)))
+        names.append(next(one for one in numbered if one not in names))
     return names

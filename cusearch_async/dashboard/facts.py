@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cusearch_async.alarms.firing import Alarm, alarms_of
+from cusearch_async.alarms.firing import Alarm, alarms_of, look_closer
 from cusearch_async.alarms.rules import RULES, Rule
 from cusearch_async.config import flat
 from cusearch_async.dashboard.kept import KeptRun
@@ -22,6 +23,8 @@ MOST_POINTS = 1000
 SHORT = ("reward/em", "reward/all", "depth/mean", "groups/mixed_share", "staleness/mean", "train/entropy")
 SHORT_POINTS = 300
 """Curves and points in the list of runs."""
+MOST_OVER = 20
+"""Alarms on the page that fire no more."""
 PACED_BY = 10
 """Steps whose times give the time of one."""
 SIDES = {"before": "the start", "after": "the end", "baseline": "the baseline"}
@@ -30,22 +33,26 @@ SIDES = {"before": "the start", "after": "the end", "baseline": "the baseline"}
 
 def facts(run: KeptRun) -> Json:
     """All but what Redis and the step records hold."""
-    return news(run) | {"rows": columns(run.rows)}
+    return news(run) | {"rows": columns(run.rows), "last": last_of(run.rows)}
+
+
+def last_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """`EPOCH.STEP` of the last one; empty without one."""
+    return f"{rows[-1]['epoch']}.{rows[-1]['step']}" if rows else ""
 
 
 def news(run: KeptRun) -> Json:
     """All but the curves."""
     return {
-        "name": run.folder.name,
-        "folder": str(run.folder),
+        "name": run.folder.resolve().name,
         "about": about(run),
         "bounds": bounds(run),
         "progress": progress(run),
         "scores": scores(run),
         "lag": lag(run),
-        "alarms": [alarm_shown(alarm, run.folder) for alarm in alarms(run)],
+        "alarms": shown_alarms(run),
         "rules": [rule_shown(rule) for rule in RULES],
-        "settings": [[key, value] for key, value in flat(run.settings)],
+        "settings": [[key, json.dumps(value)] for key, value in flat(run.settings)],
         "starts": [start_shown(run, number) for number in range(len(run.starts))],
         "recorded": list(recorded(run.folder)),
         "commands": commands(run.folder),
@@ -56,13 +63,12 @@ def in_short(run: KeptRun) -> Json:
     """A row in the list of runs, with curves to lay over those of others."""
     kept = thinned(run.rows, SHORT_POINTS)
     curves = {name: [rounded(row.get(name)) for row in kept] for name in SHORT}
-    firing = sum(alarm.is_firing for alarm in alarms(run))
     return {
-        "name": run.folder.name,
+        "name": run.folder.resolve().name,
         "about": about(run),
         "progress": progress(run),
         "last_em": run.last_em,
-        "firing": firing,
+        "firing": len(firing(run)),
         "step": [row["step"] for row in kept],
         "values": curves,
     }
@@ -70,11 +76,9 @@ def in_short(run: KeptRun) -> Json:
 
 def about(run: KeptRun) -> Json:
     return {
-        "run": run.setting("run", "name"),
         "method": run.setting("method", "name"),
         "model": run.setting("model", "path"),
         "seed": run.setting("run", "seed"),
-        "started": run.starts[0].time if run.starts else None,
     }
 
 
@@ -84,12 +88,9 @@ def bounds(run: KeptRun) -> Json:
         "staleness": ("pool", "max_staleness"),
         "s_max": ("episode", "s_max"),
         "grad_clip": ("learner", "grad_clip"),
-        "budget": ("method", "budget"),
-        "questions": ("pool", "questions"),
-        "evaluates": ("eval", "every"),
     }
     found = {name: run.setting(*place) for name, place in sought.items()}
-    return {name: value if isinstance(value, int | float) else None for name, value in found.items()}
+    return {name: rounded(value) for name, value in found.items()}
 
 
 def progress(run: KeptRun) -> Json:
@@ -102,7 +103,6 @@ def progress(run: KeptRun) -> Json:
         "step_s": statistics.median(paces) if paces else None,
         "outcome": run.outcome,
         "error": run.error,
-        "time": run.rows[-1].get("time") if run.rows else None,
     }
 
 
@@ -153,7 +153,8 @@ def by_category(row: Mapping[str, Any]) -> Json:
 def right(row: Mapping[str, Any]) -> dict[str, bool]:
     """Question -> whether its answer is right, where the row has every question."""
     each = row.get("each")
-    return {str(one["question_id"]): bool(one["em"]) for one in each} if isinstance(each, list) else {}
+    rows = [one for one in each if isinstance(one, dict)] if isinstance(each, list) else []
+    return {str(one["question_id"]): bool(one["em"]) for one in rows if {"question_id", "em"} <= one.keys()}
 
 
 def demo_score(run: KeptRun, side: str) -> Json | None:
@@ -166,16 +167,30 @@ def demo_score(run: KeptRun, side: str) -> Json | None:
             "categories": by_category(found["scores"]),
             "right": right({"each": found["questions"]}),
         }
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def alarms(run: KeptRun) -> list[Alarm]:
-    """Newest first; none where the settings that rules need are not known."""
+def alarms(run: KeptRun) -> list[Alarm] | None:
+    """Newest first; None where the settings that rules need are not known."""
     history = run.history
     if history is None:
-        return []
+        return None
     return sorted(alarms_of(run.rows, history), key=lambda alarm: alarm.last, reverse=True)
+
+
+def firing(run: KeptRun) -> list[str]:
+    """Names of the alarms that fire now."""
+    return [alarm.rule.name for alarm in alarms(run) or () if alarm.is_firing]
+
+
+def shown_alarms(run: KeptRun) -> list[Json] | None:
+    """Those that fire, and the newest of the others."""
+    found = alarms(run)
+    if found is None:
+        return None
+    kept = [alarm for alarm in found if alarm.is_firing] + [alarm for alarm in found if not alarm.is_firing][:MOST_OVER]
+    return [alarm_shown(alarm, run.folder) for alarm in kept]
 
 
 def lag(run: KeptRun) -> Json | None:
@@ -196,7 +211,7 @@ def rule_shown(rule: Rule) -> Json:
 
 
 def alarm_shown(alarm: Alarm, folder: Path) -> Json:
-    look = alarm.rule.look.format(run=folder, step=alarm.last)
+    look = look_closer(alarm, folder)
     shown = {"first": alarm.first, "last": alarm.last, "evidence": alarm.evidence, "firing": alarm.is_firing}
     return rule_shown(alarm.rule) | shown | {"look": look}
 
@@ -218,10 +233,10 @@ def start_shown(run: KeptRun, number: int) -> Json:
 
 def commands(folder: Path) -> Iterable[str]:
     """To look closer, with the run's folder."""
-    settings = folder / "config.toml"
+    run, settings, launch = (shlex.quote(str(folder / name)) for name in ("", "config.toml", "launch.toml"))
     return (
         f"cusearch buckets {settings}",
-        f"cusearch trace {folder} --step N",
-        f"cusearch replay {folder} --step N --method grpo_full",
-        f"cusearch launch {folder / 'launch.toml'}",
+        f"cusearch trace {run} --step N",
+        f"cusearch replay {run} --step N --method grpo_full",
+        f"cusearch launch {launch}",
     )

@@ -44,8 +44,7 @@ class KeptRun:
         starts = read_starts(folder)
         scores = read_scores(folder / SCORES, [(start.epoch, start.step) for start in starts])
         metrics = before.metrics if before else MetricsFile(folder / METRICS)
-        history = before.history if before else None
-        return cls(folder, settings, starts, metrics, metrics.read(), scores, history or history_of(settings))
+        return cls(folder, settings, starts, metrics, metrics.read(), scores, history_of(settings, before))
 
     def setting(self, section: str, name: str) -> Any:
         found = self.settings.get(section)
@@ -90,8 +89,11 @@ class KeptRun:
             return None
 
 
-def history_of(settings: Mapping[str, Any]) -> History | None:
+def history_of(settings: Mapping[str, Any], before: KeptRun | None) -> History | None:
+    """That of `before`, unless a limit has changed; None where they are not known."""
     try:
-        return History(Limits.of(settings))
+        limits = Limits.of(settings)
     except (KeyError, TypeError, ValueError):
         return None
+    known = before.history if before else None
+    return known if known is not None and known.limits == limits else History(limits)

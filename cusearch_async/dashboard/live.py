@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from cusearch_async.config import Config
 from cusearch_async.dashboard.snapshot import Snapshot, look
 from cusearch_async.errors import CusearchError, first_line
+from cusearch_async.run.identity import NOBODY
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import LearnerStatus, OperatorBuffer
 
@@ -22,8 +24,9 @@ STUCK_S = 60.0
 class Live:
     """A run in Redis, looked at again and again over one connection; a context manager."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, folder: Path) -> None:
+        """`folder`: of the run, wherever its config says that it was."""
+        self._config, self._folder = config, folder
         self._open = AsyncExitStack()
         self._buffer: OperatorBuffer | None = None
 
@@ -42,6 +45,10 @@ class Live:
                 self._buffer = await self._open.enter_async_context(open_buffer(config))
             if not (await self._buffer.state()).exists:
                 return {"problem": f"no learner has taken run {config.run.name!r} over yet, at {place(config)}"}
+            held, own = await self._buffer.identity(), NOBODY.in_folder(self._folder)
+            if held.run_id and held.run_id != own.run_id:
+                what = f"another run of the name {config.run.name!r}, of {held.folder}"
+                return {"problem": f"{place(config)} holds {what}"}
             return shown(await look(self._buffer), await self._buffer.learner(), config)
         except CusearchError as error:
             await self.__aexit__()  # the next look opens another connection
@@ -83,10 +90,8 @@ def shown(now: Snapshot, learner: LearnerStatus | None, config: Config) -> Json:
         "state": {
             "step": now.state.step,
             "epoch": now.state.epoch,
-            "published": now.state.published,
             "paused": now.state.paused,
             "finished": now.state.is_finished,
-            "fields": dict(now.state.fields),
         },
         "pool": now.pool,
         "queues": asdict(now.queues) | {"needed": config.questions_per_step},

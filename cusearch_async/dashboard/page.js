@@ -33,7 +33,8 @@ const column = (name) => data.rows.values[name] || data.rows.step.map(() => null
 const last = (name) => column(name).at(-1);
 const first = (name) => column(name).find(isNumber);
 const ofDepth = (name, depth) => column(name).map((list) => (Array.isArray(list) ? list[depth] ?? null : null));
-const depths = () => [...Array((data.bounds?.s_max ?? 5) + 1).keys()];
+const deepest = () => Math.max(5, ...(data.groups?.groups ?? []).flatMap((group) => group.episodes.map((one) => one.depth)));
+const depths = () => [...Array((data.bounds?.s_max ?? deepest()) + 1).keys()];
 const depthColour = (depth) => `depth${Math.min(depth, 5)}`;
 
 function shares(name) {
@@ -138,12 +139,13 @@ function draw(place, spec, series, steps = axis()) {
   const colours = series.map((one) => css(one.colour));
   const smooth = series.map((one) => steps.length >= SMOOTHED_FROM && !spec.stacked && !one.points && !one.isBound && !one.stepped);
   const limits = extent(series.flatMap((one) => one.raw));
+  const isOutside = spec.range && !spec.stacked && (limits[0] < spec.range[0] - 0.1 || limits[1] > spec.range[1] + 0.1);
   const order = series.map((_, number) => number);
   if (spec.stacked) order.reverse(); // the highest sum first, so that lower areas cover it
   const options = {
     width: Math.max(place.clientWidth, 200), height: 190,
     cursor: { sync: { key: "steps" } },
-    scales: { x: { time: false }, y: spec.range ? { range: spec.range } : spec.stacked ? {} : { range: limits } },
+    scales: { x: { time: false }, y: spec.range && !isOutside ? { range: spec.range } : spec.stacked ? {} : { range: limits } },
     hooks: { drawClear: [(plot) => series.forEach((one, number) => smooth[number] && drawFaintly(plot, steps, one.raw, colours[number]))] },
     axes: [{ ...ticks, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] }, { ...ticks, size: 46, values: short }],
     series: [{ label: "step" }, ...order.map((number) => ({
@@ -155,9 +157,13 @@ function draw(place, spec, series, steps = axis()) {
       value: (_, __, ___, index) => (index === null || index === undefined ? "–" : precise(series[number].raw[index])),
     }))],
   };
+  if (!place.isConnected) return; // the screen was left before it was drawn
   const plot = new uPlot(options, [steps, ...order.map((number) => (smooth[number] ? average(drawn[number]) : drawn[number]))], place);
-  new ResizeObserver(() => plot.setSize({ width: Math.max(place.clientWidth, 200), height: 190 })).observe(place);
+  const observer = new ResizeObserver(() => plot.setSize({ width: Math.max(place.clientWidth, 200), height: 190 }));
+  observer.observe(place);
+  plots.push({ destroy: () => { observer.disconnect(); plot.destroy(); } });
 }
+const plots = [];
 
 // A long curve is drawn as its moving average, with its own values faintly behind.
 const SMOOTHED_FROM = 30;
@@ -200,6 +206,11 @@ function panel(title, note, ...children) {
   return make("section", { class: "panel" }, make("h2", { text: title }, note ? make("small", { text: note }) : null), ...children);
 }
 
+function ofNow(name, section) {
+  section.dataset.now = name;
+  return section;
+}
+
 function table(head, rows, numbers = []) {
   const cell = (tag, value, place) => {
     const kind = numbers.includes(place) ? "number" : null;
@@ -216,7 +227,7 @@ function tiles() {
   const change = (name, digits) => (isNumber(first(name)) ? `${signed(last(name) - first(name), digits)} since step ${data.rows.step[0]}` : "");
   const tile = (name, value, note) => make("div", { class: "tile" }, make("span", { text: name }), make("b", { text: value }), make("small", { text: note }));
   return make("div", { class: "wide tiles" },
-    tile("held-out EM", fixed(after?.em), after ? `${fixed(before.em)} before; ${after.count} questions` : "not scored yet"),
+    tile("held-out EM", fixed(after?.em), after ? `${scored[0].step === 0 ? `${fixed(before.em)} before; ` : ""}${after.count} questions` : "not scored yet"),
     tile("EM, sampled", fixed(last("reward/em")), change("reward/em", 2)),
     tile("searches", fixed(last("depth/mean")), change("depth/mean", 2)),
     isNumber(last("selection/phase")) ? tile("phase", fixed(last("selection/phase"), 0), `of ${(data.bounds.s_max ?? 1) - 1}`)
@@ -233,6 +244,7 @@ function alarmList(alarms) {
 }
 
 function alarmPanel() {
+  if (!data.alarms) return ofNow("alarms", panel("Alarms", null, make("p", { class: "faint", text: "not known: the folder has no whole config.toml" })));
   const firing = data.alarms.filter((one) => one.firing);
   const isOpen = data.progress.outcome.startsWith("running");
   const troubles = isOpen ? [...(data.live?.troubles ?? []), data.lag].filter(Boolean) : [];
@@ -242,13 +254,14 @@ function alarmPanel() {
   const now = troubles.map((one) => make("div", { class: "alarm" }, make("p", {}, make("b", { class: "bad", text: one.name.replaceAll("_", " ") }), ` ${one.text}`)));
   const body = count ? [...now, ...alarmList(firing)] : [make("p", { class: "ok", text: data.rows.step.length ? "✓ nothing looks wrong" : "no step is done yet" })];
   if (over.length) body.push(make("p", { class: "faint", text: `earlier: ${over.length}` }), ...alarmList(over.slice(0, 3)));
-  return panel("Alarms", note, ...body);
+  return ofNow("alarms", panel("Alarms", note, ...body));
 }
 
 function bufferPanel() {
   const live = data.live;
   if (!live) return null; // a page that does not watch Redis
-  if (live.problem) return panel("Buffer", "depth × staleness", make("p", { class: "faint", text: live.problem }));
+  if (live.problem && !data.progress.outcome.startsWith("running")) return null; // its Redis has ended with it
+  if (live.problem) return ofNow("buffer", panel("Buffer", "depth × staleness", make("p", { class: "faint", text: live.problem })));
   const most = Math.max(1, ...live.cells.flat());
   const ages = live.cells[0].map((_, age) => age);
   const grid = make("table", { class: "table heat" },
@@ -262,10 +275,10 @@ function bufferPanel() {
   const trains = live.pool > live.state.step ? `the learner trains on pool ${live.state.step} · ` : "";
   const { queues, ledger } = live;
   const taken = ledger.claimed + ledger.trained + ledger.unselected;
-  return panel("Buffer", "depth × staleness, now", grid,
+  return ofNow("buffer", panel("Buffer", "depth × staleness, now", grid,
     make("p", { text: `${trains}pool ${live.pool}: ${queues.ready_of_pool} of ${queues.needed} groups ready · ${queues.leased} leased · ${ledger.buffered} of ${ledger.limit} buffered` }),
     make("p", {}, `finished ${ledger.finished} = buffered ${ledger.buffered} + taken ${taken} + quarantined ${ledger.quarantined} + lost ${ledger.lost}, `,
-      make("span", { class: ledger.closes ? "ok" : "bad", text: ledger.closes ? "closes" : "DOES NOT CLOSE" })));
+      make("span", { class: ledger.closes ? "ok" : "bad", text: ledger.closes ? "closes" : "DOES NOT CLOSE" }))));
 }
 
 function workerPanel() {
@@ -276,8 +289,8 @@ function workerPanel() {
     one.starting || (one.retriever_down_s ? `retriever down ${seconds(one.retriever_down_s)}` : `version ${one.version}`), one.in_flight, one.episodes,
     one.busy_s ? fixed(one.sampled_tokens / one.busy_s, 0) : "–", one.failed_episodes]);
   const learner = live.learner ? `${live.learner.host}, process ${live.learner.pid}, epoch ${live.learner.epoch}` : "none is alive";
-  return panel("Workers and learner", null, table(["worker", "seen", "state", "in flight", "episodes", "tokens/s", "failed"], rows, [3, 4, 5, 6]),
-    make("p", {}, "learner: ", make("span", { class: live.learner || live.state.finished ? "" : "bad", text: learner })), make("p", { class: "faint", text: `Redis at ${live.redis}` }));
+  return ofNow("workers", panel("Workers and learner", null, table(["worker", "seen", "state", "in flight", "episodes", "tokens/s", "failed"], rows, [3, 4, 5, 6]),
+    make("p", {}, "learner: ", make("span", { class: live.learner || live.state.finished ? "" : "bad", text: learner })), make("p", { class: "faint", text: `Redis at ${live.redis}` })));
 }
 
 // ---- held-out -------------------------------------------------------------------------------------
@@ -365,9 +378,11 @@ function episodes() {
   }
   async function load() {
     if (data.groups?.step !== shownStep) {
-      body.replaceChildren(make("p", { class: "faint", text: `reading step ${shownStep} …` }));
-      const answer = await fetch(`step/${shownStep}`).catch(() => null);
+      const asked = shownStep;
+      body.replaceChildren(make("p", { class: "faint", text: `reading step ${asked} …` }));
+      const answer = await fetch(`step/${asked}`).catch(() => null);
       const found = answer ? await answer.json().catch(() => null) : null;
+      if (asked !== shownStep) return; // another step was chosen meanwhile
       if (!found?.groups) {
         body.replaceChildren(make("p", { class: "bad", text: found?.error ?? "the server of this page does not answer" }));
         return;
@@ -412,7 +427,7 @@ function settings() {
   const word = make("input", { type: "search", oninput: () => {
     for (const row of body.querySelectorAll("tbody tr")) row.hidden = !row.textContent.toLowerCase().includes(word.value.toLowerCase());
   } });
-  const body = table(null, data.settings.map(([key, value]) => [make("code", { text: key }), make("code", { text: JSON.stringify(value) })]));
+  const body = table(null, data.settings.map(([key, value]) => [make("code", { text: key }), make("code", { text: value })]));
   const all = panel("Settings", `${data.settings.length}`, make("p", { class: "controls" }, make("label", {}, "find ", word)), body);
   const starts = data.starts.map((one) => [one.epoch, one.step, one.time, one.host, one.commit ?? "–", one.ended ?? "running, or killed", make("code", { text: one.command })]);
   const begun = panel("Starts", null, table(["epoch", "from step", "began", "host", "commit", "ended", "command"], starts, [0, 1]));
@@ -424,13 +439,13 @@ function settings() {
 
 // ---- the list of runs -----------------------------------------------------------------------------
 
-const ticked = new Set();
+let ticked = null;
 const OVER = { "reward/em": "Exact match, sampled", "depth/mean": "Mean search depth", "reward/all": "Reward", "groups/mixed_share": "Groups with mixed answers", "staleness/mean": "Staleness", "train/entropy": "Entropy" };
 const PALETTE = ["blue", "orange", "green", "violet", "red", "grey"];
 
 function runs() {
   const known = data.runs.filter((one) => !one.problem);
-  if (!ticked.size) known.slice(0, PALETTE.length).forEach((one) => ticked.add(one.address));
+  ticked ??= new Set(known.slice(0, PALETTE.length).map((one) => one.address));
   const rows = data.runs.map((one) => {
     if (one.problem) return ["", one.name, make("span", { class: "bad", text: one.problem }), "", "", "", "", ""];
     const tick = make("input", { type: "checkbox", "aria-label": `show the curves of ${one.name}`, checked: ticked.has(one.address),
@@ -459,7 +474,7 @@ function over(metric, title, chosen) {
 async function refreshRuns() {
   const answer = await fetch("runs.json").catch(() => null);
   const found = answer ? await answer.json().catch(() => null) : null;
-  if (found) {
+  if (found && !document.hidden && JSON.stringify(found) !== JSON.stringify(data.runs)) {
     data.runs = found;
     show();
   }
@@ -484,38 +499,66 @@ const screens = data.screens ?? Object.keys(SCREENS).filter((id) => id !== "runs
 const current = () => (screens.includes(location.hash.slice(1)) ? location.hash.slice(1) : screens[0]);
 
 function head() {
-  document.getElementById("screens").replaceChildren(...screens.map((id) =>
-    make("a", { href: `#${id}`, text: SCREENS[id][0], "aria-current": current() === id ? "page" : null })));
+  const links = screens.map((id) => make("a", { href: `#${id}`, text: SCREENS[id][0], "aria-current": current() === id ? "page" : null }));
+  const nav = document.getElementById("screens");
+  if (!nav.children.length) nav.append(...links);
+  [...nav.children].forEach((link, place) => link.toggleAttribute("aria-current", screens[place] === current()));
+  nav.querySelector("[aria-current]")?.setAttribute("aria-current", "page");
   if (!data.progress) return; // a page of episodes alone
   const { done, steps, step_s: pace, outcome, error } = data.progress;
   const [live, isOpen] = [data.live && !data.live.problem ? data.live : null, outcome.startsWith("running")];
   const left = isOpen && isNumber(steps) && isNumber(pace) ? `, ${seconds((steps - done) * pace)} left` : "";
-  const state = isOpen && live ? (live.state.paused ? "paused" : live.learner ? "running" : "no learner is alive") : outcome;
-  document.getElementById("head").replaceChildren(
-    make("span", { text: `${data.about.method} · ${data.about.model} · seed ${data.about.seed}` }),
-    make("span", { class: error || state.startsWith("no ") ? "bad" : "ok", text: `${state}, step ${done} of ${steps}` }), isNumber(pace) ? make("span", { text: `${seconds(pace)} a step${left}` }) : "",
-    error ? make("span", { class: "bad", text: error }) : "");
+  const state = data.silent ? "the server of this page does not answer" : isOpen && live ? (live.state.paused ? "paused" : live.learner ? "running" : "no learner is alive") : outcome;
+  const isBad = Boolean(error) || data.silent || state.startsWith("no ");
+  const said = [["", `${data.about.method} · ${data.about.model} · seed ${data.about.seed}`], [isBad ? "bad" : "ok", `${state}, step ${done} of ${steps}`],
+    ["", isNumber(pace) ? `${seconds(pace)} a step${left}` : ""], ["bad", error ?? ""]];
+  const place = document.getElementById("head");
+  if (place.dataset.said === JSON.stringify(said)) return;
+  place.dataset.said = JSON.stringify(said);
+  place.replaceChildren(...said.filter(([, text]) => text).map(([kind, text]) => make("span", { class: kind || null, text })));
 }
 
 function show() {
   head();
+  const before = scrollY;
+  plots.splice(0).forEach((plot) => plot.destroy());
   const panels = SCREENS[current()][1]().filter(Boolean);
   const nothing = panel(SCREENS[current()][0], null, make("p", { class: "faint", text: "no figures yet" }));
   document.getElementById("main").replaceChildren(...(panels.length ? panels : [nothing]));
+  scrollTo(0, before);
+}
+
+// What Redis holds changes all the time: its panels are drawn again, and nothing else, until a step is done.
+const OF_NOW = { alarms: alarmPanel, buffer: bufferPanel, workers: workerPanel };
+function showNow() {
+  head();
+  for (const [name, makePanel] of Object.entries(OF_NOW)) {
+    const [there, fresh] = [document.querySelector(`[data-now="${name}"]`), makePanel()];
+    if (there && fresh && there.textContent !== fresh.textContent) there.replaceWith(fresh);
+    else if (Boolean(there) !== Boolean(fresh) && ["now", "machines"].includes(current())) return show();
+  }
+}
+
+let missed = false; // news that came while the page was hidden
+function take(news) {
+  const { rows, reset, ...others } = news;
+  if (reset) data.rows = rows;
+  else if (rows) append(rows);
+  Object.assign(data, others, { silent: false });
+  const isCalm = ["episodes", "settings", "heldout"].includes(current());
+  if (document.hidden) missed = true;
+  else if (isCalm || !Object.keys(others).some((name) => !["live", "last"].includes(name)) && !rows) showNow();
+  else show();
 }
 
 function follow() {
-  const stream = new EventSource(`events?from=${data.progress.done}`);
-  stream.onmessage = (event) => {
-    const { rows, ...news } = JSON.parse(event.data);
-    if (rows) append(rows);
-    Object.assign(data, news);
-    if (["episodes", "settings", "heldout"].includes(current())) head();
-    else show();
-  };
+  const stream = new EventSource(`events?from=${data.progress.done}&last=${encodeURIComponent(data.last)}`);
+  stream.onmessage = (event) => take(JSON.parse(event.data));
   stream.onerror = () => {
-    data.live = { problem: "the server of this page does not answer; what is shown is the last that it sent" };
     stream.close();
+    data.silent = data.progress.outcome.startsWith("running");
+    data.live = null;
+    show();
     setTimeout(follow, 5000);
   };
 }
@@ -527,6 +570,11 @@ function append(rows) {
   for (const [name, values] of Object.entries(data.rows.values)) values.push(...(rows.values[name] ?? rows.step.map(() => null)));
 }
 
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden || !missed) return;
+  missed = false;
+  show();
+});
 addEventListener("hashchange", show);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 show();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import logging
 import secrets
 from functools import cache
 from importlib import resources
@@ -14,8 +15,11 @@ from typing import Any
 from cusearch_async.dashboard.episodes import groups_of
 from cusearch_async.dashboard.facts import facts
 from cusearch_async.dashboard.kept import KeptRun
+from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.files import writing_output
 from cusearch_async.replay.selection import RecordedStep
+
+log = logging.getLogger(__name__)
 
 VENDOR = ("uPlot.min.css", "uPlot.iife.min.js")
 
@@ -32,12 +36,15 @@ def page(title: str, data: dict[str, Any]) -> str:
 
 
 def write_page(folder: Path, output: Path) -> None:
-    """The page of a run as its folder keeps it, with the groups of its newest recorded step.
+    """The page of a run as its folder keeps it, with the groups of its newest recorded step, if that can be read.
 
     Raises: ConfigError for a folder that is no run's, and when it cannot be written."""
     found = facts(KeptRun.read(folder))
-    newest = found["recorded"][-1:]
-    groups = groups_of(RecordedStep.read(folder, *newest)) if newest else None
+    groups, newest = None, found["recorded"][-1:]
+    try:
+        groups = groups_of(RecordedStep.read(folder, *newest)) if newest else None
+    except ConfigError as error:  # its model is gone, or the record is damaged
+        log.warning("the page has no episodes: %s", first_line(error))
     text = page(found["name"], found | {"watches": False, "groups": groups})
     with writing_output(output, "the page"):
         output.write_text(text, encoding="utf-8")

@@ -7,15 +7,16 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from aiohttp import web
 
 from cusearch_async.config import Config
 from cusearch_async.dashboard.episodes import groups_of
-from cusearch_async.dashboard.facts import alarms, columns, facts, in_short
+from cusearch_async.dashboard.facts import columns, facts, in_short, last_of
+from cusearch_async.dashboard.facts import firing as firing_of
 from cusearch_async.dashboard.facts import news as news_of
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.live import Live
@@ -54,7 +55,7 @@ class Shown:
     async def now(self) -> Json | None:
         if self.config is None:
             return None
-        async with Live(self.config) as live:
+        async with Live(self.config, self.folder) as live:
             return await live.now()
 
 
@@ -100,9 +101,14 @@ async def index(request: web.Request) -> web.Response:
     """The list of runs, or the page of the only one."""
     first, *others = runs_of(request)
     if not others:
-        raise web.HTTPFound(f"/{first}/")
+        raise web.HTTPFound(address_of(first))
     data = {"screens": ["runs"], "runs": await asyncio.to_thread(listed, runs_of(request))}
     return web.Response(text=page("runs", data), content_type="text/html", headers={"Cache-Control": "no-store"})
+
+
+def address_of(name: str) -> str:
+    """The path of a run's page."""
+    return f"/{quote(name, safe='')}/"
 
 
 async def index_data(request: web.Request) -> web.Response:
@@ -112,11 +118,11 @@ async def index_data(request: web.Request) -> web.Response:
 def listed(runs: Mapping[str, Shown]) -> list[Json]:
     """One row a run; of a folder that cannot be read, why."""
     rows: list[Json] = []
-    for address, run in runs.items():
+    for name, run in runs.items():
         try:
-            rows.append(run.make(in_short) | {"address": f"{address}/"})
-        except ConfigError as error:
-            rows.append({"name": run.folder.name, "problem": first_line(error)})
+            rows.append(run.make(in_short) | {"name": name, "address": address_of(name)})
+        except Exception as error:
+            rows.append({"name": name, "problem": first_line(error)})
     return rows
 
 
@@ -131,35 +137,52 @@ async def whole_page(request: web.Request) -> web.Response:
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """News since row `from`, as long as the browser listens."""
+    """News for a browser, as long as it listens. It says how many steps it has, and `EPOCH.STEP` of the last."""
     run, known = of_address(request), request.query.get("from", "0")
-    sent = int(known) if known.isdecimal() else 0
+    sent = Sent(int(known) if known.isdecimal() else 0, request.query.get("last", ""))
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     await response.prepare(request)
     before: tuple[int, ...] = ()
     closing = request.app[CLOSING]
     async with contextlib.AsyncExitStack() as stack:
-        live = await stack.enter_async_context(Live(run.config)) if run.config else None
-        while not closing.is_set():
-            news: Json = {"live": await live.now() if live else None}
+        live = await stack.enter_async_context(Live(run.config, run.folder)) if run.config else None
+        is_last = False
+        while not is_last:
+            is_last = closing.is_set()
+            news: Json = {"live": await live.now() if live and not is_last else None}
             changed = run.changed()
-            if changed != before:
+            if changed != before or is_last:
                 try:
-                    found, sent = await asyncio.to_thread(run.make, partial(news_since, sent))
+                    news |= await asyncio.to_thread(run.make, sent.news)
                 except ConfigError as error:
                     news["live"] = {"problem": first_line(error)}
-                else:
-                    news, before = news | found, changed
+                before = changed
             await response.write(f"data: {json.dumps(news, allow_nan=False)}\n\n".encode())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(closing.wait(), LOOK_EVERY_S)
+                await asyncio.wait_for(closing.wait(), 0 if is_last else LOOK_EVERY_S)
     return response
 
 
-def news_since(sent: int, kept: KeptRun) -> tuple[Json, int]:
-    """What a browser that has `sent` steps does not have, and how many it has then."""
-    fresh = kept.rows[min(sent, len(kept.rows)) :]
-    return news_of(kept) | ({"rows": columns(fresh)} if fresh else {}), len(kept.rows)
+class Sent:
+    """What a browser has of a run."""
+
+    def __init__(self, steps: int, last: str) -> None:
+        self._steps, self._last = steps, last
+        self._texts: dict[str, str] = {}
+
+    def news(self, kept: KeptRun) -> Json:
+        """What it does not have. `rows`: steps after those that it has; `reset`: instead of them, where some were made
+        again, by a learner that went back to a checkpoint."""
+        rows, found = kept.rows, news_of(kept)
+        texts = {name: json.dumps(value) for name, value in found.items()}
+        fresh = {name: value for name, value in found.items() if self._texts.get(name) != texts[name]}
+        has_all = self._steps <= len(rows) and (not self._steps or last_of(rows[: self._steps]) == self._last)
+        if not has_all:
+            fresh |= {"rows": columns(rows), "reset": True}
+        elif rows[self._steps :]:
+            fresh["rows"] = columns(rows[self._steps :])
+        self._texts, self._steps, self._last = texts, len(rows), last_of(rows)
+        return fresh | {"last": self._last}
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -170,15 +193,14 @@ async def metrics(request: web.Request) -> web.Response:
     except ConfigError as error:
         raise web.HTTPServiceUnavailable(text=first_line(error)) from error
     now = await run.now()
-    firing += [trouble["name"] for trouble in (now or {}).get("troubles", ())]
+    firing += {trouble["name"] for trouble in (now or {}).get("troubles", ())}
     body = exposition(request.match_info["run"], row, firing, now)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 
 def newest(kept: KeptRun) -> tuple[Json, list[str]]:
     """The newest row, and the names of the alarms that fire."""
-    firing = [alarm.rule.name for alarm in alarms(kept) if alarm.is_firing]
-    return (kept.rows[-1] if kept.rows else {}), firing
+    return (kept.rows[-1] if kept.rows else {}), firing_of(kept)
 
 
 async def step(request: web.Request) -> web.Response:

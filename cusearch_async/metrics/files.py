@@ -30,14 +30,16 @@ class MetricsFile:
         self._forget()
 
     def _forget(self) -> None:
-        self._place = self._lines = 0
+        self._place = self._lines = self._file = 0
         self._rows: list[dict[str, Any]] = []
 
     def read(self) -> list[dict[str, Any]]:
-        """As `read_metrics`. A file that has become shorter is another one."""
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if size < self._place:
+        """As `read_metrics`. A file that has become shorter, or was put in its place, is another one."""
+        status = self._path.stat() if self._path.exists() else None
+        size, file_id = (status.st_size, status.st_ino) if status else (0, 0)
+        if size < self._place or file_id != self._file:
             self._forget()
+            self._file = file_id
         if size > self._place:
             with self._path.open("rb") as file:
                 file.seek(self._place)

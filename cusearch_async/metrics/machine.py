@@ -29,18 +29,18 @@ def _memory() -> Metrics:
 
 
 def _gpus() -> Metrics:
-    """The mean use and the fullest memory; nothing without nvidia-ml-py, or without a GPU."""
+    """The mean use and the fullest memory; nothing where they cannot be read."""
     try:
         import pynvml  # type: ignore[import-not-found]  # noqa: PLC0415  (only where NVIDIA's library is)
 
         pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        used = [pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
+        memory = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
     except Exception:
         return {}
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
     if not handles:
         return {}
-    used = [pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
-    memory = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
     return {
         "machine/gpu_used_share": sum(used) / len(used),
         "machine/gpu_memory_share": max(one.used / one.total for one in memory),

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from cusearch_async.alarms.firing import Alarm, alarms_of
+from cusearch_async.alarms.firing import Alarm, alarms_of, look_closer
 from cusearch_async.alarms.history import History, Limits
 from cusearch_async.config import Config
 from cusearch_async.errors import StoppedByAlarm, first_line
@@ -74,10 +74,9 @@ class AlarmWatch:
 
 def text_of(alarm: Alarm, folder: Path) -> str:
     """In two sentences, with a command to look closer."""
-    look = alarm.rule.look.format(run=folder, step=alarm.last)
     return (
         f"{alarm.rule.name} at step {alarm.last}: {alarm.evidence}. {alarm.rule.cause} {alarm.rule.remedy} "
-        f"Look closer: {look}"
+        f"Look closer: {look_closer(alarm, folder)}"
     )
 
 

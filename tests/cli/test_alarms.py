@@ -35,6 +35,11 @@ def test_the_status_says_whether_an_alarm_fires(folder, cusearch, depths, status
     assert said in out
 
 
+def test_without_settings_it_says_that_it_cannot_tell(folder, cusearch):
+    (folder / "config.toml").unlink()
+    assert "has no whole config.toml" in cusearch("alarms", str(folder))[0]
+
+
 def test_all_rules_are_listed(cusearch):
     _, out = cusearch("alarms", "--rules")
     assert all(rule.name in out and rule.remedy.split()[0] in out for rule in RULES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,26 @@ class Ends(Loops):
 
     async def score(self, episode: Episode) -> Score:
         return Score(reward=float("nan"))
+
+
+class Hangs(Loops):
+    async def step(self, episode: Episode, turn: str) -> Observation:
+        await asyncio.Event().wait()
+        return DONE
+
+
+class Searches(Loops):
+    """Takes any turn for a search."""
+
+    uses_retriever = True
+
+    async def step(self, episode: Episode, turn: str) -> Observation:
+        await self.search.search(turn, episode.seed, episode.question, episode.ticket)
+        return Observation(counts=True)
+
+
+def judge_is_down(episode: Episode, score: Score) -> float:
+    raise ConnectionRefusedError(111, "Connection refused")
 
 
 def no_number(episode: Episode, score: Score) -> float:
@@ -95,6 +117,22 @@ def test_an_environment_that_does_not_end_an_episode_is_ended(atlas_config):
         "ok",
         "a made-up episode with the right answer has reward 5",
     )
+
+
+def test_a_service_that_is_not_there_yet_is_no_error(atlas_config):
+    status, text = found(atlas_config, "--environment.search.reward", f"{HERE}:judge_is_down")["environment.search"]
+    assert status == "not reachable"
+    assert "Connection refused" in text
+
+
+def test_a_search_finds_nothing_and_fails_nothing(atlas_config):
+    assert found(atlas_config, "--environment.search.name", f"{HERE}:Searches")["environment.search"][0] == "ok"
+
+
+def test_a_tool_that_hangs_is_given_up(atlas_config, monkeypatch):
+    monkeypatch.setattr("cusearch_async.cli.preflight.trial.PATIENCE_S", 0.1)
+    found_of = found(atlas_config, "--environment.search.name", f"{HERE}:Hangs")
+    assert found_of["environment.search"][0] == "not reachable"
 
 
 def test_questions_that_are_not_here_are_left_to_their_own_finding(atlas_config):

@@ -40,6 +40,9 @@ LOOKING = (
     ("data", "check", "atlas", "--config", "config.toml"),
     ("replay", ".", "--step", "0"),
     ("trace", ".", "--step", "0"),
+    ("dashboard", ".", "--output", "page.html"),
+    ("dashboard", "config.toml", "--output", "page.html"),
+    ("ask", ".", "What?"),
 )
 
 

@@ -12,6 +12,7 @@ from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.live import Live
 from cusearch_async.dashboard.prometheus import exposition
 from cusearch_async.metrics.files import MetricsFile
+from cusearch_async.run import folder as run_folder
 from cusearch_async.run.identity import Identity
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import LearnerStatus, MethodState, WorkerStatus
@@ -36,7 +37,7 @@ def seen(config, *statuses: WorkerStatus, has_learner: bool = True) -> dict:
             await open_.put(make_trajectory(0, 1, depth=3))
             if has_learner:
                 await open_.learner_heartbeat(LearnerStatus(epoch=1, host="h", pid=7, step=0))
-            async with Live(config) as live:
+            async with Live(config, config.folder) as live:
                 return await live.now()
 
     return asyncio.run(fill_and_look())
@@ -44,7 +45,7 @@ def seen(config, *statuses: WorkerStatus, has_learner: bool = True) -> dict:
 
 def now(config) -> dict:
     async def look() -> dict:
-        async with Live(config) as live:
+        async with Live(config, config.folder) as live:
             first = await live.now()
             assert first == await live.now(), "it can be asked again"
             return first
@@ -58,7 +59,6 @@ def test_it_has_the_buckets_the_ledger_and_the_processes(config):
     assert found["ledger"]["closes"]
     assert found["ledger"]["buffered"] == 2
     assert found["queues"]["needed"] == 64
-    assert found["state"]["fields"] == {"phase": 2.0}
     assert [(one["name"], one["is_alive"], one["in_flight"]) for one in found["workers"]] == [("w0", True, 4)]
     assert found["learner"]["pid"] == 7
     assert found["troubles"] == []
@@ -99,6 +99,23 @@ def test_without_redis_or_a_run_it_says_so(config):
     problem = now(config.model_copy(update={"redis": gone}))["problem"]
     assert "cannot be reached" in problem
     assert "secret" not in problem
+
+
+def test_another_run_of_the_same_name_is_not_taken_for_this_one(config, tmp_path):
+    """An earlier demo that was moved aside, or a folder that was copied, has the name of the run that is alive."""
+    alive = config.model_copy(update={"run": config.run.model_copy(update={"folder": tmp_path / "alive"})})
+    for folder in (tmp_path / "alive", tmp_path / "aside"):
+        run_folder.mark(folder, config.run.name)
+
+    async def take_over() -> tuple[dict, dict]:
+        async with open_buffer(alive, identity=Identity({}).in_folder(alive.folder)) as open_:
+            await open_.recover(0)
+            async with Live(config, tmp_path / "alive") as own, Live(config, tmp_path / "aside") as other:
+                return await own.now(), await other.now()
+
+    own, other = asyncio.run(take_over())
+    assert "ledger" in own
+    assert f"holds another run of the name {config.run.name!r}, of {alive.folder}" in other["problem"]
 
 
 @pytest.mark.parametrize(

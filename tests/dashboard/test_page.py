@@ -18,13 +18,15 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from yarl import URL
 
+from cusearch_async.cli.dashboard import names_of, shown
 from cusearch_async.config import load_config
 from cusearch_async.dashboard import facts as facts_module
-from cusearch_async.dashboard.facts import columns, facts, rounded
+from cusearch_async.dashboard.facts import columns, facts, in_short, rounded
 from cusearch_async.dashboard.kept import KeptRun
-from cusearch_async.dashboard.page import VENDOR, as_script, asset, page
-from cusearch_async.dashboard.server import LOOK_EVERY_S, Shown, application
+from cusearch_async.dashboard.page import VENDOR, as_script, asset, page, write_page
+from cusearch_async.dashboard.server import LOOK_EVERY_S, Sent, Shown, application
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import append_row
 from cusearch_async.run import folder as run_folder
@@ -100,10 +102,10 @@ def test_the_facts_of_a_run(config):
     found = facts(KeptRun.read(config.folder))
     assert found["about"]["method"] == "sdga_phase"
     assert found["bounds"]["s_max"] == 5
-    assert found["progress"] | {"time": None} == {
-        "done": 3, "steps": 10, "step_s": 3.0, "outcome": "running or killed", "error": None, "time": None
+    assert found["progress"] == {
+        "done": 3, "steps": 10, "step_s": 3.0, "outcome": "running or killed", "error": None
     }  # fmt: skip
-    assert ["pool.questions", 64] in found["settings"]
+    assert ["pool.questions", "64"] in found["settings"]
     assert found["alarms"] == []
     record_stop(config.folder, 1, None, "NaN in the gradient")
     assert facts(KeptRun.read(config.folder))["progress"]["error"] == "NaN in the gradient"
@@ -230,6 +232,120 @@ def test_news_are_the_steps_that_the_page_does_not_have_yet(config):
     assert then["rows"]["step"] == [1, 2]
     assert then["progress"]["done"] == 3
     assert "problem" in then["live"]
+
+
+def news_of(config, *steps_made: tuple[int, int], have: int, last: str) -> dict[str, Any]:
+    """The news of a browser that has `have` steps, of a run with rows (epoch, step)."""
+    for epoch, step in steps_made:
+        add_step(config, step, epoch=epoch)
+    return Sent(have, last).news(KeptRun.read(config.folder))
+
+
+@pytest.mark.parametrize(
+    ("have", "last", "steps", "is_reset"),
+    [
+        (0, "", [0, 1, 2, 3], False),
+        (2, "1.1", [2, 3], False),
+        (3, "1.2", [0, 1, 2, 3], True),
+        (4, "2.3", None, False),
+        (9, "1.8", [0, 1, 2, 3], True),
+    ],
+)
+def test_a_browser_gets_what_it_lacks_and_all_when_steps_were_made_again(config, have, last, steps, is_reset):
+    """The learner of epoch 2 went back to step 2."""
+    news = news_of(config, (1, 0), (1, 1), (1, 2), (1, 3), (2, 2), (2, 3), have=have, last=last)
+    assert news.get("rows", {}).get("step") == steps
+    assert news.get("reset", False) == is_reset
+    assert news["last"] == "2.3"
+
+
+def test_what_has_not_changed_is_not_sent_again(config):
+    add_step(config, 0)
+    sent = Sent(0, "")
+    assert "settings" in sent.news(KeptRun.read(config.folder))
+    add_step(config, 1)
+    assert not {"settings", "rules", "starts", "scores"} & sent.news(KeptRun.read(config.folder)).keys()
+
+
+def test_a_setting_that_is_infinite_is_shown(atlas_config, tmp_path):
+    config = load_config(atlas_config, ["--run.folder", str(tmp_path / "demo"), "--learner.grad_clip", "inf"])
+    run_folder.mark(config.folder, config.run.name)
+    record_start(config, 1, 0)
+    add_step(config, 0)
+    found = facts(KeptRun.read(config.folder))
+    assert ["learner.grad_clip", "Infinity"] in found["settings"]
+    assert data_of(page("t", found))["bounds"]["grad_clip"] is None
+
+
+def test_the_limits_of_alarms_are_those_of_the_newest_start(config):
+    before = KeptRun.read(config.folder)
+    assert KeptRun.read(config.folder, before).history is before.history
+    text = (config.folder / "config.toml").read_text()
+    (config.folder / "config.toml").write_text(text.replace("max_mib = 4096", "max_mib = 8192"))
+    after = KeptRun.read(config.folder, before).history
+    assert after.limits.buffer_bytes == 2 * before.history.limits.buffer_bytes
+
+
+def test_without_settings_nothing_is_said_to_be_right(config, tmp_path):
+    add_step(config, 0)
+    (config.folder / "config.toml").unlink()
+    assert facts(KeptRun.read(config.folder))["alarms"] is None
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("eval_before.json", '{"scores": [], "questions": []}'),
+        ("eval_before.json", "[]"),
+        ("eval.jsonl", '{"step": 1, "epoch": 1, "each": [{"em": 1}, 5], "all": {"count": 1}}\n'),
+        ("metrics.jsonl", '{"step": 1, "epoch": 1, "depth/generated": [null, "a"], "time/step_s": "x"}\n'),
+    ],
+)
+def test_a_damaged_file_hides_nothing_else(config, file, text):
+    (config.folder / file).write_text(text)
+    assert facts(KeptRun.read(config.folder))["about"]["method"] == "sdga_phase"
+    in_short(KeptRun.read(config.folder))
+
+
+def test_runs_are_listed_by_names_that_can_be_addresses(config, tmp_path):
+    add_step(config, 0)
+    strange = tmp_path / "a#b%41 ü?c:d"
+    shutil.copytree(config.folder, strange)
+    (tmp_path / "empty").mkdir()
+    shown = {"demo": config.folder, strange.name: strange, "empty": tmp_path / "empty"}
+    runs = {name: Shown(folder, None) for name, folder in shown.items()}
+
+    async def ask() -> list[Any]:
+        async with TestClient(TestServer(application(runs))) as client:
+            listed = await (await client.get("/runs.json")).json()
+            return [listed, *[(await client.get(URL(one["address"], encoded=True))).status for one in listed[:2]]]
+
+    (demo, odd, empty), *statuses = asyncio.run(ask())
+    assert statuses == [200, 200]
+    assert (demo["name"], odd["name"]) == ("demo", strange.name)
+    assert "not the folder of a run" in empty["problem"]
+
+
+def test_equal_names_are_numbered_and_none_is_lost():
+    assert names_of([Path("/x-2"), Path("/x"), Path("/y/x")]) == ["x-2", "x", "x-3"]
+
+
+def test_a_page_is_written_without_the_episodes_that_cannot_be_read(config, tmp_path, caplog):
+    add_step(config, 0)
+    (config.folder / "records").mkdir()
+    (config.folder / "records" / "000000-e1.zz").write_bytes(b"damaged")
+    write_page(config.folder, tmp_path / "page.html")
+    assert data_of((tmp_path / "page.html").read_text())["groups"] is None
+    assert "the page has no episodes: " in caplog.text
+
+
+def test_a_config_of_another_version_leaves_only_redis_out(config, caplog):
+    settings = config.folder / "config.toml"
+    settings.write_text(settings.read_text() + "\n[of_tomorrow]\nx = 1\n")
+    run = shown(config.folder, [])
+    assert run.config is None
+    assert "its Redis is not looked into" in caplog.text
+    assert run.make(facts)["about"]["method"] == "sdga_phase"
 
 
 def test_a_browser_that_listens_does_not_hold_the_server(config):

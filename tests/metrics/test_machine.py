@@ -41,3 +41,9 @@ def test_gpus_are_shown_where_there_are_some(tmp_path, monkeypatch):
     found = describe_machine(tmp_path)
     assert found["machine/gpu_used_share"] == 0.75
     assert found["machine/gpu_memory_share"] == 0.9
+
+    def refuses(gpu):
+        raise RuntimeError("Not Supported")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetUtilizationRates", refuses)
+    assert "machine/gpu_used_share" not in describe_machine(tmp_path), "a run does not end for it"

@@ -216,4 +216,7 @@ def test_a_file_that_grows_is_read_as_one_that_is_read_whole(tmp_path):
         assert growing.read() == read_metrics(path)
     assert [row["epoch"] for row in growing.read()] == [1, 2]
     path.write_text('{"step": 5, "epoch": 1}\n')
-    assert growing.read() == read_metrics(path), "another file"
+    assert growing.read() == read_metrics(path), "it was cut"
+    path.rename(tmp_path / "aside")
+    path.write_text('{"step": 0, "epoch": 1}\n' * 9)
+    assert growing.read() == read_metrics(path), "another file, of which more is there already"

@@ -101,8 +101,16 @@ def _configs(arguments: argparse.Namespace) -> Iterator[Path]:
     """The configs in folders of runs that a command reads: those it is given, or those of the folder it is given."""
     given = getattr(arguments, "config", None) or []
     for path in [given] if isinstance(given, Path) else given:
+        if path.is_dir():
+            yield from _settings_in(path)
         places = path.resolve().parents[:2]  # a start's is in starts/
         if any((place / MARKER).exists() for place in places):
             yield path
-    if hasattr(arguments, "folder"):
-        yield from sorted((arguments.folder / "starts").glob("*.toml"))
+    if isinstance(getattr(arguments, "folder", None), Path):
+        yield from _settings_in(arguments.folder)
+
+
+def _settings_in(folder: Path) -> Iterator[Path]:
+    """Of a run: of the newest start, of the launch, and of every start."""
+    yield from (path for name in ("config.toml", "launch.toml") if (path := folder / name).exists())
+    yield from sorted((folder / "starts").glob("*.toml"))

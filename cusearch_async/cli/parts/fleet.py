@@ -18,6 +18,7 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from cusearch_async.config import LOOPBACK, Config, save_config
+from cusearch_async.dashboard.server import address_of
 from cusearch_async.data.questions import asks_of_atlas
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
 from cusearch_async.lifecycle.children import free_port, start_child
@@ -192,7 +193,7 @@ class Fleet:
         """Start the server of the run's page; its address."""
         port = PAGE_PORT if not is_listening(f"http://127.0.0.1:{PAGE_PORT}") else free_port()
         self.start_command("dashboard", "dashboard", options=["--port", str(port), "--trust"])
-        return f"http://127.0.0.1:{port}/{self._config.folder.resolve().name}/"
+        return f"http://127.0.0.1:{port}{address_of(self._config.folder.resolve().name)}"
 
     def start_command(
         self, name: str, *command: str, options: Sequence[str] = (), env: dict[str, str] | None = None

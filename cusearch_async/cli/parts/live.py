@@ -28,7 +28,7 @@ from cusearch_async.cli.parts.terminal import duration
 from cusearch_async.config import Config
 from cusearch_async.dashboard.page import write_page
 from cusearch_async.data.questions import has_held_out
-from cusearch_async.errors import CusearchError, MissingExtra, ProcessDied
+from cusearch_async.errors import MissingExtra, ProcessDied, first_line
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run.folder import METRICS, PAGE
@@ -233,8 +233,8 @@ def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: floa
         console.print(f"plot.png was not drawn: {error}", style="yellow", soft_wrap=True, markup=False)
     try:
         write_page(config.folder, config.folder / PAGE)
-    except CusearchError as error:
-        console.print(f"{PAGE} was not written: {error}", style="yellow", soft_wrap=True, markup=False)
+    except Exception as error:
+        console.print(f"{PAGE} was not written: {first_line(error)}", style="yellow", soft_wrap=True, markup=False)
     staleness_max = max(row["staleness/max"] for row in rows)
     trapped = sum(row.get("selection/phase_trapped", 0.0) > 0 for row in rows)
     console.print(progress_table(rows))

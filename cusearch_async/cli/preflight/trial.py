@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.cli.preflight.finding import Finding, Status
 from cusearch_async.config import Config
 from cusearch_async.data.questions import first_question
-from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError, CusearchError, first_line
 from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.prompting import encode
@@ -21,6 +20,13 @@ from cusearch_async.rollout.turn import Turn
 from cusearch_async.streams import Stream, stream
 from cusearch_async.training.selector import advantages_of, candidates_of, initial_method_state, select
 from cusearch_async.types import Pool, Question, Trajectory
+
+PATIENCE_S = 20.0
+
+
+class _FindsNothing:
+    async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
+        return []
 
 
 class _Answers:
@@ -47,9 +53,11 @@ def trial(config: Config, tokenizer: Any) -> Iterator[Finding]:
             continue
         what = f"environment.{label}"
         try:
-            episodes.append(asyncio.run(_episode(config, tokenizer, replace(question, environment=label))))
+            one = _episode(config, tokenizer, replace(question, environment=label))
+            episodes.append(asyncio.run(asyncio.wait_for(one, PATIENCE_S)))
         except Exception as error:
-            yield Finding("error", what, f"a made-up episode failed: {_said(error)}")
+            status: Status = "not reachable" if _is_of_a_service(error) else "error"
+            yield Finding(status, what, f"a made-up episode failed: {_said(error)}")
         else:
             yield Finding("ok", what, f"a made-up episode with the right answer has reward {episodes[-1].reward:g}")
     if episodes:
@@ -65,7 +73,7 @@ def refuse_failed_trial(config: Config, tokenizer: Any) -> None:
 
 async def _episode(config: Config, tokenizer: Any, question: Question) -> Trajectory:
     policy = _Answers(tokenizer, question.answers[0] if question.answers else "?")
-    environments, chat = config.environments(NoSearch()), config.model.template_arguments
+    environments, chat = config.environments(_FindsNothing()), config.model.template_arguments
     runner = EpisodeRunner(policy, environments, tokenizer, config.episode, config.run.seed, chat)
     return await runner.run(question, ticket=0, rollout=0, worker="check")
 
@@ -97,6 +105,12 @@ def _method(config: Config, episodes: Sequence[Trajectory]) -> Finding:
     except Exception as error:
         return Finding("error", "method.name", f"{name} failed with a made-up pool: {_said(error)}")
     return Finding("ok", "method.name", f"{name} selects {len(chosen.indices)} of {len(pool)} made-up trajectories")
+
+
+def _is_of_a_service(error: BaseException) -> bool:
+    """Whether it is of something that may not be there yet, such as a judge, or is slow."""
+    cause = error.__cause__
+    return isinstance(error, OSError | TimeoutError) or (cause is not None and _is_of_a_service(cause))
 
 
 def _said(error: Exception) -> str:
