@@ -65,7 +65,9 @@ def _import(key: str, reference: str, known: Collection[str]) -> Any:
         found = importlib.import_module(module)
     except Exception as error:  # any error of a user's module
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{key}: module {module!r} of {reference!r} cannot be imported ({reason})") from error
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        remedy = f"; it is looked for where Python looks, and in the current folder, {here}" if is_missing else ""
+        raise ConfigError(f"{key}: module {module!r} of {reference!r} cannot be imported ({reason}){remedy}") from error
     if not hasattr(found, name):
         raise ConfigError(f"{key}: module {module!r} has no {name!r}")
     return getattr(found, name)

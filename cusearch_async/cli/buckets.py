@@ -68,7 +68,7 @@ async def show(config: Config, once: bool) -> None:
     async with open_buffer(config, config.redis.outage_s) as buffer:
         before = await look(buffer)
         if once:
-            Console().print(view(before, None, config))
+            Console().print(view(before, None, config), soft_wrap=True)  # the command at its end is to be pasted
             return
         with Live(view(before, None, config), refresh_per_second=4, screen=True) as live:
             while True:

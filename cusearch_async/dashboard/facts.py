@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from cusearch_async.alarms.firing import Alarm, alarms_of, look_closer
 from cusearch_async.alarms.rules import RULES, Rule
 from cusearch_async.config import flat
 from cusearch_async.dashboard.kept import KeptRun
+from cusearch_async.metrics.files import seconds_per_step
 from cusearch_async.training.recorder import recorded
 
 Json = dict[str, Any]
@@ -25,8 +25,6 @@ SHORT_POINTS = 300
 """Curves and points in the list of runs."""
 MOST_OVER = 20
 """Alarms on the page that fire no more."""
-PACED_BY = 10
-"""Steps whose times give the time of one."""
 SIDES = {"before": "the start", "after": "the end", "baseline": "the baseline"}
 """The scorings of a demo."""
 
@@ -95,12 +93,10 @@ def bounds(run: KeptRun) -> Json:
 
 def progress(run: KeptRun) -> Json:
     """Steps done and planned, the seconds of a step, and how the run has ended."""
-    newest = [row for row in run.rows if row["epoch"] == run.rows[-1]["epoch"]]
-    paces = [seconds for row in newest[1:][-PACED_BY:] or newest if (seconds := rounded(row.get("time/step_s")))]
     return {
         "done": len(run.rows),
         "steps": run.setting("run", "steps"),
-        "step_s": statistics.median(paces) if paces else None,
+        "step_s": rounded(seconds_per_step(run.rows)),
         "outcome": run.outcome,
         "error": run.error,
     }

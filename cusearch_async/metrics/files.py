@@ -6,11 +6,15 @@ import functools
 import itertools
 import json
 import logging
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
+
+PACED_BY = 10
+"""Steps whose times give the time of one."""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -57,6 +61,14 @@ def _of_latest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         of_epoch = {row["step"]: row for row in group}
         kept = {step: row for step, row in kept.items() if step < min(of_epoch)} | of_epoch
     return [kept[step] for step in sorted(kept)]
+
+
+def seconds_per_step(rows: Sequence[dict[str, Any]]) -> float | None:
+    """The median of the newest start's last ten steps; None before its second one: the first waits for engines that
+    start."""
+    newest = [row for row in rows if row["epoch"] == rows[-1]["epoch"]][1:][-PACED_BY:]
+    known = [row["time/step_s"] for row in newest if isinstance(row.get("time/step_s"), int | float)]
+    return statistics.median(known) if known else None
 
 
 def read_scores(path: Path, starts: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:

@@ -293,6 +293,7 @@ def test_a_run_is_concluded_without_a_plot_where_nothing_can_draw(atlas_config, 
         ([60.0] * 4, 14, "60.0 s a step, about 10 min left"),
         ([300.0] * 3, 203, "300.0 s a step, about 16.7 h left"),
         ([1.0] * 8, 8, "1.0 s a step"),
+        ([127.0], 8, ""),
         ([100.0] * 20 + [1.0] * 10, 60, "1.0 s a step, about 30 s left"),
     ],
 )
@@ -300,6 +301,7 @@ def test_what_is_left_of_a_run_is_told_by_its_last_steps(step_s, steps, said):
     rows = [{"step": step, "epoch": 2, "time/step_s": seconds} for step, seconds in enumerate(step_s)]
     assert live.pace(rows, steps) == said
     earlier = [{"step": 0, "epoch": 1, "time/step_s": 1e6} for _ in range(2)]
+    assert live.pace([], steps) == "", "the first step waits for engines that start"
     assert live.pace([*earlier, *rows], steps + 2) == said, "an earlier start, on another machine, does not count"
 
 
@@ -352,12 +354,12 @@ def test_the_screen_of_a_launch_says_how_much_is_left_by_the_steps_of_this_start
     write(0, 1)
     for epoch, said in ((1, False), (2, True)):
         console = Console(file=io.StringIO(), width=80, force_terminal=True)
-        fleet = Counted(lambda: write(1, epoch))  # noqa: B023
+        fleet = Counted(lambda: [write(step, epoch) for step in (1, 2)])  # noqa: B023
         fleet.has_ended = lambda name: False
         live.watch(fleet, config, console)
         shown = console.file.getvalue()
         assert ("15.0 s a step, about 14 min left" in shown) is said, shown
-        assert "2/60" in shown
+        assert "3/60" in shown
 
 
 @pytest.mark.system

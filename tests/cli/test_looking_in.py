@@ -257,6 +257,9 @@ def pasted(lines, url):
     return [answer.strip() for answer in done.stdout.split("=====\n")[:-1]]
 
 
-def test_buckets_prints_the_line_that_looks_in(config, atlas_config, overrides, cusearch):
-    shown = cusearch("buckets", atlas_config, *overrides, "--once")[1]
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_buckets_prints_the_line_that_looks_in(config, atlas_config, overrides, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    asyncio.run(buckets.show(config, once=True))
+    shown = capsys.readouterr().out
     assert f"inspect it with: {redis_cli_line(config.redis, config.folder)}" in shown

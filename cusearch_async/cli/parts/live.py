@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -30,7 +29,7 @@ from cusearch_async.dashboard.page import write_page
 from cusearch_async.data.questions import has_held_out
 from cusearch_async.errors import MissingExtra, ProcessDied, first_line
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
-from cusearch_async.metrics.files import read_metrics
+from cusearch_async.metrics.files import read_metrics, seconds_per_step
 from cusearch_async.run.folder import METRICS, PAGE
 from cusearch_async.run.history import read_starts
 from cusearch_async.training.alarms import text_of
@@ -41,8 +40,6 @@ from cusearch_async.transport.server import redis_cli_line
 log = logging.getLogger(__name__)
 
 REFRESH_S = 0.5
-PACED_BY = 10
-"""Steps whose times give the time that is left."""
 BAR = " ▁▂▃▄▅▆▇█"
 _PROGRESS = ("waiting for", "finished ", "step ", "loaded weights", "version ")
 """Beginnings of progress lines: on a terminal only the newest one of each process is shown, in place."""
@@ -151,11 +148,10 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
 
 
 def pace(rows: list[dict[str, Any]], steps: int) -> str:
-    """The time of a step and of the `steps` that are left, by the median of the newest start's last ten steps. Its
-    first one, which waits for engines that start, counts only while it is alone."""
-    newest = [row for row in rows if row["epoch"] == rows[-1]["epoch"]]
-    step_s = statistics.median(row["time/step_s"] for row in newest[1:][-PACED_BY:] or newest)
-    left = steps - len(rows)
+    """The time of a step and of the `steps` that are left; empty while it is not known."""
+    step_s, left = seconds_per_step(rows), steps - len(rows)
+    if step_s is None:
+        return ""
     return f"{step_s:.1f} s a step" + (f", about {duration(left * step_s)} left" if left else "")
 
 
