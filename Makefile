@@ -132,11 +132,11 @@ bench-buffer: setup
 bench-gpu: setup
 	$(BIN)/python -m tests.bench.bench_gpu
 
-# needs this project's git history: it compares with an earlier commit
-# two minutes, and a Redis with 100,000 trajectories
+# a real run, and a Redis with 100,000 trajectories
 bench-dashboard: setup
 	$(BIN)/python -m tests.bench.bench_dashboard
 
+# needs this project's git history: it compares with an earlier commit
 bench-learner: $(TRL_VENV)/.complete
 	$(BIN)/python -m tests.bench.bench_learner
 

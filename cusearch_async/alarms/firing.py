@@ -44,3 +44,8 @@ def alarms_of(rows: Sequence[Mapping[str, Any]], history: History) -> list[Alarm
             steps = rows[begin]["step"], rows[end - 1]["step"]
             found.append(Alarm(rule, *steps, finding.evidence(end - 1), end == len(rows)))
     return sorted(found, key=lambda alarm: alarm.first)
+
+
+def firing_of(rows: Sequence[Mapping[str, Any]], history: History) -> list[Alarm]:
+    """Those that fire at the newest step."""
+    return [alarm for alarm in alarms_of(rows, history) if alarm.is_firing]

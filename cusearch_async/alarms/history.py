@@ -46,16 +46,12 @@ class History:
         self._rows: list[Mapping[str, Any]] = []
         self._columns: dict[str, list[float]] = {}
 
-    def follow(self, rows: Sequence[Mapping[str, Any]]) -> History:
+    def follow(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The steps are now `rows`: the same objects as before, and others after them; else all are read again."""
         known = len(self._rows)
         if known and (known > len(rows) or rows[known - 1] is not self._rows[-1]):
             self._columns.clear()
         self._rows = list(rows)
-        return self
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def of(self, name: str) -> Series:
         """[steps]; NaN where a step has none."""
@@ -97,9 +93,9 @@ class History:
         column.extend(map(value, self._rows[len(column) :]))
         return np.array(column, dtype=np.float64)
 
-    def rose(self, name: str = "reward/em") -> Fires:
-        """[steps] Whether its average has risen by RISE over LOOK_BACK steps."""
-        return since(self.average(name), LOOK_BACK) >= RISE
+    def rose(self) -> Fires:
+        """[steps] Whether exact match, on average, has risen by RISE over LOOK_BACK steps."""
+        return since(self.average("reward/em"), LOOK_BACK) >= RISE
 
 
 def in_a_row(fires: Fires, count: int) -> Fires:

@@ -44,6 +44,7 @@ class Rule:
 
 
 RECENT = 20
+"""Steps whose workers the present ones are compared with."""
 
 
 def later(fires: Fires) -> Fires:

@@ -22,7 +22,7 @@ STUCK_S = 60.0
 
 
 class Live:
-    """A run in Redis, looked at again and again over one connection; a context manager."""
+    """A run in Redis, looked at over one connection; a context manager."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         """`folder`: of the run, wherever its config says that it was."""

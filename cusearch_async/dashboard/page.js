@@ -118,15 +118,14 @@ const CHARTS = {
 function chart(name) {
   const spec = CHARTS[name];
   const series = spec.series().map((one) => ({ ...one, raw: filled(one.values()) })).filter((one) => one.raw.some(isNumber));
-  const panel = make("section", { class: "panel" }, make("h2", { text: spec.title }, spec.note ? make("small", { text: spec.note }) : null));
   if (!series.length) return null;
   const place = make("div", { role: "img", "aria-label": `${spec.title}: ${series.map((one) => `${one.label} ${precise(one.raw.filter(isNumber).at(-1))}`).join(", ")}` });
-  panel.append(place);
   requestAnimationFrame(() => draw(place, spec, series));
-  return panel;
+  return panel(spec.title, spec.note, place);
 }
 
 function draw(place, spec, series, steps = axis()) {
+  if (!place.isConnected) return; // the screen was left before it was drawn
   const grid = { stroke: css("line"), width: 1 };
   const ticks = { stroke: css("faint"), grid, ticks: { show: false }, font: "11px system-ui" };
   const short = (_, values) => values.map((value) => (value && Math.abs(value) < 0.01 ? value.toExponential(0) : `${Number(value.toPrecision(6))}`));
@@ -157,7 +156,6 @@ function draw(place, spec, series, steps = axis()) {
       value: (_, __, ___, index) => (index === null || index === undefined ? "–" : precise(series[number].raw[index])),
     }))],
   };
-  if (!place.isConnected) return; // the screen was left before it was drawn
   const plot = new uPlot(options, [steps, ...order.map((number) => (smooth[number] ? average(drawn[number]) : drawn[number]))], place);
   const observer = new ResizeObserver(() => plot.setSize({ width: Math.max(place.clientWidth, 200), height: 190 }));
   observer.observe(place);
@@ -499,11 +497,12 @@ const screens = data.screens ?? Object.keys(SCREENS).filter((id) => id !== "runs
 const current = () => (screens.includes(location.hash.slice(1)) ? location.hash.slice(1) : screens[0]);
 
 function head() {
-  const links = screens.map((id) => make("a", { href: `#${id}`, text: SCREENS[id][0], "aria-current": current() === id ? "page" : null }));
   const nav = document.getElementById("screens");
-  if (!nav.children.length) nav.append(...links);
-  [...nav.children].forEach((link, place) => link.toggleAttribute("aria-current", screens[place] === current()));
-  nav.querySelector("[aria-current]")?.setAttribute("aria-current", "page");
+  if (!nav.children.length) nav.append(...screens.map((id) => make("a", { href: `#${id}`, text: SCREENS[id][0] })));
+  [...nav.children].forEach((link, place) => {
+    if (screens[place] === current()) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  });
   if (!data.progress) return; // a page of episodes alone
   const { done, steps, step_s: pace, outcome, error } = data.progress;
   const [live, isOpen] = [data.live && !data.live.problem ? data.live : null, outcome.startsWith("running")];

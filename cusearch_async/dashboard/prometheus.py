@@ -20,7 +20,7 @@ OF_WORKER = ("in_flight", "episodes", "failed_episodes", "sampled_tokens", "busy
 
 
 def exposition(run: str, row: Mapping[str, Any], firing: list[str], live: Mapping[str, Any] | None) -> bytes:
-    """`row`: of the newest step, empty before the first; `firing`: names of alarms; `live`: as `live.live` has it."""
+    """`row`: of the newest step, empty before the first; `firing`: names of alarms; `live`: of `Live.now`."""
     registry = CollectorRegistry()
     registry.register(_Newest(list(_families(run, row, firing, live or {}))))
     return generate_latest(registry)

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from cusearch_async.config import Config
 from cusearch_async.dashboard.episodes import groups_of
-from cusearch_async.dashboard.facts import columns, facts, in_short, last_of
+from cusearch_async.dashboard.facts import SIDES, columns, facts, in_short, last_of
 from cusearch_async.dashboard.facts import firing as firing_of
 from cusearch_async.dashboard.facts import news as news_of
 from cusearch_async.dashboard.kept import KeptRun
@@ -29,7 +29,7 @@ from cusearch_async.run.folder import METRICS, SCORES
 Json = dict[str, Any]
 T = TypeVar("T")
 LOOK_EVERY_S = 2.0
-_WATCHED = (METRICS, SCORES, "starts", "records", "eval_before.json", "eval_after.json")
+_WATCHED = (METRICS, SCORES, "starts", "records", *(f"eval_{side}.json" for side in SIDES))
 
 
 class Shown:
@@ -103,7 +103,20 @@ async def index(request: web.Request) -> web.Response:
     if not others:
         raise web.HTTPFound(address_of(first))
     data = {"screens": ["runs"], "runs": await asyncio.to_thread(listed, runs_of(request))}
-    return web.Response(text=page("runs", data), content_type="text/html", headers={"Cache-Control": "no-store"})
+    return as_html("runs", data)
+
+
+def as_html(title: str, data: Json) -> web.Response:
+    text = page(title, data)
+    return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-store"})
+
+
+async def made_of(run: Shown, what: Callable[[KeptRun], T]) -> T:
+    """Raises: HTTPServiceUnavailable for a folder that cannot be read."""
+    try:
+        return await asyncio.to_thread(run.make, what)
+    except ConfigError as error:
+        raise web.HTTPServiceUnavailable(text=first_line(error)) from error
 
 
 def address_of(name: str) -> str:
@@ -128,12 +141,8 @@ def listed(runs: Mapping[str, Shown]) -> list[Json]:
 
 async def whole_page(request: web.Request) -> web.Response:
     run = of_address(request)
-    try:
-        found = await asyncio.to_thread(run.make, facts)
-    except ConfigError as error:
-        raise web.HTTPServiceUnavailable(text=first_line(error)) from error
-    data = found | {"watches": True, "live": await run.now()}
-    return web.Response(text=page(found["name"], data), content_type="text/html", headers={"Cache-Control": "no-store"})
+    found = await made_of(run, facts)
+    return as_html(found["name"], found | {"watches": True, "live": await run.now()})
 
 
 async def events(request: web.Request) -> web.StreamResponse:
@@ -188,10 +197,7 @@ class Sent:
 async def metrics(request: web.Request) -> web.Response:
     """For Prometheus."""
     run = of_address(request)
-    try:
-        row, firing = await asyncio.to_thread(run.make, newest)
-    except ConfigError as error:
-        raise web.HTTPServiceUnavailable(text=first_line(error)) from error
+    row, firing = await made_of(run, newest)
     now = await run.now()
     firing += {trouble["name"] for trouble in (now or {}).get("troubles", ())}
     body = exposition(request.match_info["run"], row, firing, now)

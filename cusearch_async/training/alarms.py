@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from cusearch_async.alarms.firing import Alarm, alarms_of, look_closer
+from cusearch_async.alarms.firing import Alarm, firing_of, look_closer
 from cusearch_async.alarms.history import History, Limits
 from cusearch_async.config import Config
 from cusearch_async.errors import StoppedByAlarm, first_line
@@ -38,7 +38,7 @@ class AlarmWatch:
     def look(self, step: int, row: Metrics) -> list[Alarm]:
         """The alarms that fire at this step; of those that begin, log and hooks are told."""
         self._rows.append({"step": step, **row})
-        firing = [alarm for alarm in alarms_of(self._rows, self._history) if alarm.is_firing]
+        firing = firing_of(self._rows, self._history)
         for alarm in firing:
             if alarm.first == step:
                 log.warning("alarm %s", text_of(alarm, self._folder))

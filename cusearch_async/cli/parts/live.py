@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from cusearch_async.alarms.firing import alarms_of
+from cusearch_async.alarms.firing import firing_of
 from cusearch_async.alarms.history import History, Limits
 from cusearch_async.cli.parts.arguments import code_in
 from cusearch_async.cli.parts.figure import draw
@@ -196,8 +196,7 @@ def progress_table(rows: list[dict[str, Any]]) -> Table:
 
 def alarm_lines(rows: list[dict[str, Any]], history: History, folder: Path) -> list[Text]:
     """The alarms that fire now."""
-    firing = [alarm for alarm in alarms_of(rows, history) if alarm.is_firing]
-    return [Text(f"alarm {text_of(alarm, folder)}", style="red") for alarm in firing]
+    return [Text(f"alarm {text_of(alarm, folder)}", style="red") for alarm in firing_of(rows, history)]
 
 
 def bars(counts: list[int]) -> str:
