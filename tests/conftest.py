@@ -111,6 +111,12 @@ def free_port() -> int:
             return port
 
 
+def own_services() -> list[str]:
+    """Settings of a run whose Redis and retriever no other run uses."""
+    redis, retriever = f"redis://127.0.0.1:{free_port()}/0", f"http://127.0.0.1:{free_port()}"
+    return ["--redis.url", redis, "--retriever.url", retriever]
+
+
 def wait_until(is_true: Callable[[], bool], timeout_s: float) -> None:
     """Poll a condition until a deadline, times SLOW."""
     deadline = time.monotonic() + SLOW * timeout_s

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.cli.parts.arguments import add_trust, at_least
-from cusearch_async.cli.parts.passes import run_passes_with
+from cusearch_async.cli.parts.passes import answering_search, run_passes_with
 from cusearch_async.config import Config, MethodConfig, load_config
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.errors import ConfigError, packages_of
@@ -29,7 +29,6 @@ from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.replay.alignment import PARTS, SINGLETONS, Figures, MeasuredPool, figures_of
 from cusearch_async.replay.selection import with_method
-from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.run.folder import refuse_no_run
 from cusearch_async.run.history import epochs_and_steps
 from cusearch_async.training.checkpoint import Checkpoints
@@ -113,9 +112,7 @@ async def generated(config: Config, model: str, count: int) -> list[Pool]:
     drawn, size = load_run_questions(config), config.pool.questions
     questions = [drawn.of(ticket) for ticket in range(count * size)]
     passes = [Pass(questions, config.episode.temperature)] * config.pool.rollouts
-    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search:
-        if config.uses_retriever:
-            await search.wait_until_answering(config.run.wait_s)
+    async with answering_search(config) as search:
         results = await run_passes_with(search, config, model, passes)
     groups = list(zip(*(one.episodes for one in results), strict=True))
     return [_pool(number, groups[number * size : (number + 1) * size]) for number in range(count)]

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from cusearch_async.cli.parts.arguments import add_trust
 from cusearch_async.cli.parts.live import whole_checkpoint
-from cusearch_async.cli.parts.passes import run_passes_with
+from cusearch_async.cli.parts.passes import answering_search, run_passes_with
 from cusearch_async.cli.parts.terminal import visible
 from cusearch_async.config import Config, load_config
 from cusearch_async.dashboard.episodes import coloured
@@ -26,7 +26,6 @@ from cusearch_async.evaluation.probing import Pass
 from cusearch_async.lifecycle.children import free_port, start_child
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
-from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.run.folder import refuse_no_run
 from cusearch_async.transport.server import is_listening
 from cusearch_async.types import Question, Trajectory
@@ -104,9 +103,7 @@ def own_retriever(config: Config, folder: Path) -> Iterator[Config]:
 
 async def asked(config: Config, model: str, question: Question) -> Trajectory:
     """Greedily."""
-    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search:
-        if config.uses_retriever:
-            await search.wait_until_answering(config.run.wait_s)
+    async with answering_search(config) as search:
         (found,) = await run_passes_with(search, config, model, [Pass([question], 0.0)])
     (episode,) = found.episodes
     return episode

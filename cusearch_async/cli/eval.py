@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.cli.parts.arguments import add_config, at_least, parsed
-from cusearch_async.cli.parts.passes import run_passes_with
+from cusearch_async.cli.parts.passes import answering_search, run_passes_with
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import Config, JudgeConfig, load_config
 from cusearch_async.dashboard.episodes import episodes_of
@@ -32,7 +32,6 @@ from cusearch_async.evaluation.scoring import Scores, summarize
 from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
-from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.types import Question, Trajectory
 
 if TYPE_CHECKING:  # they need packages of an extra
@@ -171,9 +170,7 @@ async def scored(config: Config, model: str, arguments: argparse.Namespace) -> R
         from cusearch_async.evaluation.judge import try_judge  # noqa: PLC0415  (of an extra)
 
         await try_judge(config.eval.judge)
-    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search:
-        if config.uses_retriever:
-            await search.wait_until_answering(config.run.wait_s)
+    async with answering_search(config) as search:
         return await evaluated(config, model, arguments, questions, partial(run_passes_with, search, config))
 
 

@@ -29,7 +29,7 @@ from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.config import Config, load_config
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run import folder as run_folder
-from tests.conftest import free_port
+from tests.conftest import own_services
 
 CONFIG = Path(__file__).parents[2] / "configs" / "atlas.toml"
 FOLDER = Path("runs/bench")
@@ -43,11 +43,9 @@ WEB_LATENCY = ["--retriever.latency_median_s", "0.3", "--retriever.latency_p99_s
 
 def measure(side: str, overrides: list[str]) -> dict[str, float]:
     """Run once; wall seconds and shares of the whole run."""
-    ports = ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
-    ports += ["--retriever.url", f"http://127.0.0.1:{free_port()}"]
     folder = FOLDER / f"staleness-{side.replace(', ', '-')}"
     own = ["--run.folder", str(folder), "--learner.checkpoint_every", str(STEPS)]
-    config = load_config(CONFIG, ["--steps", str(STEPS), *WEB_LATENCY, *own, *ports, *overrides])
+    config = load_config(CONFIG, ["--steps", str(STEPS), *WEB_LATENCY, *own, *own_services(), *overrides])
     run_folder.forget(config.folder)
     with Fleet(config) as fleet:
         fleet.start_services()

@@ -29,7 +29,7 @@ from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import record_start
 from cusearch_async.transport.buffer import open_buffer
 from tests.bench import figures
-from tests.conftest import free_port
+from tests.conftest import own_services
 from tests.strategies import make_trajectory
 
 OUTPUT = Path("runs/bench/dashboard.json")
@@ -41,9 +41,7 @@ AT_ONCE = 64
 
 
 def config_in(folder: Path, *settings: str) -> Config:
-    ports = ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
-    ports += ["--retriever.url", f"http://127.0.0.1:{free_port()}"]
-    config = load_config(CONFIG, ["--run.folder", str(folder), *ports, *settings])
+    config = load_config(CONFIG, ["--run.folder", str(folder), *own_services(), *settings])
     run_folder.forget(config.folder)
     return config
 

@@ -27,7 +27,7 @@ from cusearch_async.training.recorder import recorded
 from tests.bench import bench_learner, bench_rollout, figures, lm_over_trl
 from tests.bench.bench_learner import BARE, LEARNER
 from tests.bench.record_pools import write_pool
-from tests.conftest import free_port
+from tests.conftest import own_services
 
 FOLDER = Path("runs/bench")
 FIGURES = FOLDER / "lm.json"
@@ -41,7 +41,7 @@ def demo(seed: int, overrides: list[str]) -> dict[str, Any]:
     variables = {
         "LM": str(folder),
         "SEED": str(seed),
-        "ARGS": shlex.join([*ports(), *overrides]),
+        "ARGS": shlex.join([*own_services(), *overrides]),
         "RUN_ARGS": "--learner.keep_checkpoints 9",
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,16 +95,8 @@ def speed(run: Path, overrides: list[str]) -> dict[str, Any]:
 
 def over_trl(made: Path, overrides: list[str]) -> dict[str, Any]:
     """The run in `made` against TRL's GRPOTrainer, from the same warm-started model."""
-    settings = ["--model.path", str(made / "warm" / "model"), "--run.seed", "0", *ports(), *overrides]
+    settings = ["--model.path", str(made / "warm" / "model"), "--run.seed", "0", *own_services(), *overrides]
     return lm_over_trl.compare(made / "run", made / "over-trl", CONFIGS, settings)
-
-
-def ports() -> list[str]:
-    """Settings, so that services of other runs are left alone."""
-    return [
-        *("--redis.url", f"redis://127.0.0.1:{free_port()}/0"),
-        *("--retriever.url", f"http://127.0.0.1:{free_port()}"),
-    ]
 
 
 def main() -> None:

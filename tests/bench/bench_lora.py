@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cusearch_async.lifecycle.entry import split_overrides
-from tests.conftest import free_port
+from tests.conftest import own_services
 
 FOLDER = Path("runs/bench")
 FIGURES = FOLDER / "lora.json"
@@ -29,9 +29,7 @@ STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.3
 def held_out_em(kind: str, seed: int, overrides: list[str]) -> float:
     """Run the demo once."""
     folder = FOLDER / f"lora-{kind}-{seed}"
-    ports = ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
-    ports += ["--retriever.url", f"http://127.0.0.1:{free_port()}"]
-    settings = ["--run.seed", str(seed), "--run.folder", str(folder), *ports, *overrides, *KINDS[kind]]
+    settings = ["--run.seed", str(seed), "--run.folder", str(folder), *own_services(), *overrides, *KINDS[kind]]
     subprocess.run([sys.executable, "-m", "cusearch_async.cli.main", "demo", *settings], check=True)
     return float(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["em_after"])
 

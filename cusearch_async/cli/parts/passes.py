@@ -1,12 +1,23 @@
-"""Runs episodes with a policy, for `eval` and `atlas check`."""
+"""Runs episodes with a policy, for `eval`, `ask`, `align` and `atlas check`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from cusearch_async.config import Config
 from cusearch_async.environments import Search
 from cusearch_async.evaluation.probing import Pass, PassResult, ProbedSearch, run_passes
+from cusearch_async.retrieval.client import SearchClient
+
+
+@asynccontextmanager
+async def answering_search(config: Config) -> AsyncIterator[SearchClient]:
+    """The client of the run's retriever, if it has one, which answers already. Raises: as `SearchClient.search`."""
+    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search:
+        if config.uses_retriever:
+            await search.wait_until_answering(config.run.wait_s)
+        yield search
 
 
 async def run_passes_with(search: Search, config: Config, model: str, passes: Sequence[Pass]) -> list[PassResult]:
