@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,3 +84,15 @@ def test_a_corpus_without_a_single_word_is_refused_in_words(contents):
     """A word has two letters at least."""
     with pytest.raises(ValueError, match="word"):
         Bm25Index.in_memory([{"id": "0", "contents": contents}])
+
+
+def test_jax_is_kept_off_the_gpu(tmp_path):
+    """bm25s computes with JAX where it finds it; it then took 59 of the 80 GB of a GPU that vLLM was to have."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("import os\nprint(os.environ.get('JAX_PLATFORMS'))\n", "utf-8")
+    (tmp_path / "jax" / "lax.py").write_text("top_k = lambda scores, k: (scores[:k], scores[:k])\n", "utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    command = [sys.executable, "-c", "import cusearch_async.retrieval.bm25"]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    seen = subprocess.run(command, env=environment | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    assert seen.stdout.split() == ["cpu"]
