@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from cusearch_async.config import Config
 from cusearch_async.errors import Stalled
-from cusearch_async.lifecycle.progress import LOG_EVERY_S
+from cusearch_async.lifecycle.progress import next_line_s
 from cusearch_async.run.provenance import launched_by
 from cusearch_async.transport.interface import LearnerBuffer, WorkerStatus
 
@@ -34,17 +34,19 @@ class Watchdog:
         self._finished = -1
         self._moved_at = time.monotonic()
         self._step = -1
-        self._logged_at = time.monotonic() - LOG_EVERY_S
+        self._waits_since = time.monotonic()
+        self._next_line_s = 0.0
 
     async def look(self, step: int) -> None:
         """Called while the learner waits for the pool of `step`. Raises: Stalled, with the report."""
         now = time.monotonic()
         if self._step not in (step, -1):  # a step was made: the run moves
-            self._logged_at = self._moved_at = now
-            self._republish_at = REPUBLISH_S
+            self._waits_since = self._moved_at = now
+            self._next_line_s, self._republish_at = next_line_s(0.0), REPUBLISH_S
         self._step = step
-        if now - self._logged_at >= LOG_EVERY_S:
-            self._logged_at = now
+        waited_s = now - self._waits_since
+        if waited_s >= self._next_line_s:
+            self._next_line_s = next_line_s(waited_s)
             log.info("waiting for the pool of step %d: %s", step, await self.explain(step))
         finished, state = (await self._buffer.ledger()).finished, await self._buffer.state()
         if finished != self._finished or state.paused:

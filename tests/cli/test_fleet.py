@@ -315,7 +315,7 @@ time.sleep(600)
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_what_the_processes_say_is_shown_and_their_noise_is_not(fleet, tmp_path, is_terminal, caplog, monkeypatch):
     caplog.set_level("INFO")
-    monkeypatch.setattr(live, "LOG_EVERY_S", 0.05)
+    monkeypatch.setattr("cusearch_async.lifecycle.progress.LOG_EVERY_S", 0.05)
     monkeypatch.setattr(live, "REFRESH_S", 0.02)
     (tmp_path / "learner.log").write_text("09:00:00 learner: from an earlier start\n")
     child = start(fleet, tmp_path, "learner", SPEAKING)

@@ -11,6 +11,7 @@ import pytest
 
 from cusearch_async.config import load_config
 from cusearch_async.errors import Stalled
+from cusearch_async.lifecycle import progress
 from cusearch_async.rollout import start_report
 from cusearch_async.rollout.start_report import Starting
 from cusearch_async.run.identity import Identity
@@ -132,7 +133,7 @@ async def test_a_pause_is_no_stall_however_long_it_lasts(config):
 
 
 async def test_a_learner_that_waits_says_for_what(config, caplog, monkeypatch):
-    monkeypatch.setattr(watchdog_module, "LOG_EVERY_S", 0.05)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.05)
     with caplog.at_level(logging.INFO):
         async with open_buffer(config) as buffer:
             await started(buffer)

@@ -28,7 +28,7 @@ from cusearch_async.config import Config
 from cusearch_async.dashboard.page import write_page
 from cusearch_async.data.questions import has_held_out
 from cusearch_async.errors import MissingExtra, ProcessDied, first_line
-from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
+from cusearch_async.lifecycle.progress import log_waiting, next_line_s
 from cusearch_async.metrics.files import read_metrics, seconds_per_step
 from cusearch_async.run.folder import METRICS, PAGE
 from cusearch_async.run.history import read_starts
@@ -47,7 +47,7 @@ _PROGRESS = ("waiting for", "finished ", "step ", "loaded weights", "version ")
 
 class Screen:
     """On a terminal: a display that is updated in place, with new lines above it. Otherwise: a log, with a line for
-    everything new, and one every LOG_EVERY_S when there is nothing new."""
+    everything new, and less and less often one when there is nothing new."""
 
     def __init__(self, fleet: Fleet, console: Console) -> None:
         self._fleet = fleet
@@ -63,13 +63,13 @@ class Screen:
     ) -> None:
         """Wait until `is_done`; show `what` is waited for, the seconds, the `pace` and `body`. Raises: ProcessDied."""
         began = logged = time.monotonic()
-        waited_for = ""
+        waited_for, quiet_s = "", 0.0
         self._newest.clear()
         on_terminal = Live(console=self._console, auto_refresh=False, transient=True, vertical_overflow="crop")
         with on_terminal if self._console.is_terminal else contextlib.nullcontext() as live:
 
             def show() -> bool:
-                nonlocal logged, began, waited_for
+                nonlocal logged, quiet_s, began, waited_for
                 now = time.monotonic()
                 has_logged = self._relay(live)
                 if waited_for != what():
@@ -77,9 +77,10 @@ class Screen:
                 if live is not None:
                     newest = [Text(f"{name}: {line}", style="dim") for name, line in self._newest.items()]
                     live.update(Group(*body(), Text(f"{waited_for}: {now - began:.0f} s"), *newest), refresh=True)
-                elif not has_logged and now - logged > LOG_EVERY_S:
+                elif now - logged > next_line_s(quiet_s) and not has_logged:
+                    quiet_s = now - logged
                     log.info("%s: %.0f s%s", waited_for, now - began, f"; {pace()}" if pace() else "")
-                logged = now if has_logged or now - logged > LOG_EVERY_S else logged
+                logged, quiet_s = (now, 0.0) if has_logged else (logged, quiet_s)
                 return is_done()
 
             self._fleet.wait(show, poll_s=REFRESH_S)
