@@ -132,6 +132,10 @@ class JudgeFailed(CusearchError):
     """The judge of an evaluation fails, or answers neither yes nor no."""
 
 
+class TrackerFailed(CusearchError):
+    """A tracker of run.trackers cannot begin."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its type when the message is empty."""
     text = str(error).strip()

@@ -19,8 +19,8 @@ from tests.conftest import SLOW
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = ("study", "retrieval", "eval", "gguf")
-MODULES = {"faiss-cpu": "faiss"}
+EXTRAS = ("study", "retrieval", "eval", "gguf", "trackers")
+MODULES = {"faiss-cpu": "faiss", "mlflow-skinny": "mlflow"}
 """Requirement -> module, where they are called differently."""
 
 REFUSING = """
@@ -66,7 +66,8 @@ def cusearch(*words: str) -> str:
 
 def test_the_base_install_has_none_of_them():
     assert not modules_of(PROJECT["dependencies"]) & set(REFUSED)
-    assert {*REFUSED} == {"pandas", "scipy", "matplotlib", "faiss", "bm25s", "numba", "pyarrow", "openai", "gguf"}
+    of_commands = {"pandas", "scipy", "matplotlib", "faiss", "bm25s", "numba", "pyarrow", "openai", "gguf"}
+    assert {*REFUSED} == of_commands | {"mlflow", "trackio", "wandb"}
     (everything,) = PROJECT["optional-dependencies"]["all"]
     assert Requirement(everything).extras == set(EXTRAS)
 

@@ -18,6 +18,7 @@ from cusearch_async.config import Config, load_config
 from cusearch_async.data.questions import load_eval_questions
 from cusearch_async.errors import BufferLost
 from cusearch_async.metrics.files import read_scores
+from cusearch_async.metrics.trackers import tracker_class
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import changes_since_last_start, epochs_and_steps
 from cusearch_async.training.checkpoint import checkpoints_of
@@ -57,6 +58,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
     tokenizer = check_policy(config, config.model.location)
     refuse_failed_trial(config, tokenizer)
+    for tracker in config.run.trackers:
+        tracker_class(tracker)
     if config.eval.every:
         load_eval_questions(config)
     with Fleet(config) as fleet:

@@ -13,6 +13,7 @@ from cusearch_async.config.section import (
     Folder,
     Free,
     Location,
+    Names,
     Numbers,
     Section,
     Shared,
@@ -42,6 +43,9 @@ class RunConfig(Section):
     """Memory of one GPU in GiB, for `cusearch check` on a machine without GPUs; None: 80."""
     records_mib: Free[int] = Field(512, ge=0)
     """Maximum size of the step records for `cusearch replay` and `trace`; the oldest are deleted. 0: none."""
+    trackers: Free[Names] = ()
+    """Where the figures of every step and the scores of versions are sent: `wandb`, `trackio`, `mlflow`, or a class of
+    your own (`package.module:Name`)."""
     wait_s: Free[float] = Field(60.0, gt=0)
     """How long a process waits for Redis and the retriever at its start."""
     stall_s: Free[float] = Field(1800.0, gt=0)

@@ -39,6 +39,7 @@ SCORES = "eval.jsonl"
 SUMMARY = "summary.json"
 TRACES = "traces"
 PAGE = "page.html"
+TRACKED = "tracked"
 CHILDREN = (
     "config.toml",
     "launch.toml",
@@ -61,6 +62,7 @@ CHILDREN = (
     SUMMARY,
     "plot.png",
     PAGE,
+    TRACKED,
 )
 """Everything that a run writes into its folder, except the marker."""
 _POLL_S = 0.05

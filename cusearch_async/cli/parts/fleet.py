@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 PAGE_PORT = 8787
 _SERVING = ("redis", "retriever", "simulator", "rollout")
-_OPTIONAL = ("evaluator", "dashboard")
+_OPTIONAL = ("evaluator", "dashboard", "tracker")
 """Processes that a run continues without."""
 _STAGES = (
     (("rollout", "evaluator", "eval_"), 60.0),
     (("learner",), 300.0),
-    (("retriever", "simulator", "dashboard"), 30.0),
+    (("retriever", "simulator", "dashboard", "tracker"), 30.0),
     (("redis",), 30.0),
 )
 """The order in which processes are stopped, and how many seconds each stage may take: first the workers, which release
@@ -52,6 +52,9 @@ _SECRETS = {
     "CUSEARCH_SENTINEL_PASSWORD": ("learner", "rollout", "evaluator", "dashboard"),
     "CUSEARCH_WEIGHTS_TOKEN": ("learner", "rollout", "evaluator"),
     "CUSEARCH_JUDGE_KEY": ("eval_",),
+    "WANDB_API_KEY": ("tracker",),
+    "MLFLOW_TRACKING_PASSWORD": ("tracker",),
+    "MLFLOW_TRACKING_TOKEN": ("tracker",),
     "SERPER_API_KEY": ("retriever",),
     "SERPAPI_API_KEY": ("retriever",),
     "CUSEARCH_SIMULATOR_KEY": ("retriever",),
@@ -171,7 +174,7 @@ class Fleet:
             raise failure(f"{what} did not start at {url} within run.wait_s = {wait_s:g} s; see {self._logs}")
 
     def start_run(self, accept_changes: bool = False) -> None:
-        """Start the learner, the rollout workers and, with eval.every, the evaluator.
+        """Start the learner, the rollout workers and, with eval.every, the evaluator; with run.trackers, the tracker.
 
         With `accept_changes` the learner takes over first: until then Redis holds the old run contract, and the other
         processes would be refused. So it does in a run that was finished, where they would end at once."""
@@ -185,6 +188,8 @@ class Fleet:
                 self.wait(lambda: set(starts.glob("*.json")) > before or self.has_ended("learner"))
         if self._config.eval.every:
             self.start_command("evaluator", "worker", "evaluator", options=_gpu_option(self._gpus.evaluator))
+        if self._config.run.trackers:
+            self.start_command("tracker", "worker", "tracker")
         for index, gpus in enumerate(self._gpus.workers):
             own = {"CUSEARCH_WORKER_INDEX": str(index)}
             self.start_command(f"rollout-{index}", "worker", "rollout", options=_gpu_option(gpus), env=own)

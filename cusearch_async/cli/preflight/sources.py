@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import os
 import socket
@@ -20,6 +21,7 @@ from cusearch_async.data.questions import asks_of_atlas, file_of, has_held_out, 
 from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function
+from cusearch_async.metrics.trackers import tracker_class
 from cusearch_async.retrieval.corpus import read_start
 from cusearch_async.retrieval.indexing import STARTS
 from cusearch_async.retrieval.websearch import key_variable
@@ -111,14 +113,18 @@ def own_code(config: Config) -> Iterator[Finding]:
         ("weights.transport", config.weights.transport, ("folder", "http")),
         ("retriever.backend", config.retriever.backend, BACKENDS),
     ):
-        if name in built_in:
-            continue
-        try:
-            load_function(key, name, built_in)
-        except ConfigError as error:
-            yield Finding("error", key, str(error))
-        else:
-            yield Finding("ok", key, f"{name} can be imported")
+        if name not in built_in:
+            yield _imported(key, name, functools.partial(load_function, key, name, built_in))
+    for name in config.run.trackers:
+        yield _imported("run.trackers", name, functools.partial(tracker_class, name))
+
+
+def _imported(key: str, name: str, load: Callable[[], object]) -> Finding:
+    try:
+        load()
+    except ConfigError as error:
+        return Finding("error", key, str(error))
+    return Finding("ok", key, f"{name} can be imported")
 
 
 def services(config: Config) -> Iterator[Finding]:

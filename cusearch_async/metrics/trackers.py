@@ -1,0 +1,170 @@
+"""Where a team keeps its curves: Weights & Biases, Trackio, MLflow, or a class of the user.
+
+Projects, servers and keys are settings of the trackers themselves, in their environment variables."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from cusearch_async.errors import MissingExtra, TrackerFailed, first_line, packages_of
+from cusearch_async.extensions import load
+
+PROJECT = "cusearch"
+"""Where the tracker's environment names no project."""
+_PARAMETER_LENGTH = 500
+_PARAMETERS_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    id: str
+    """The same whenever the run is continued, and another for another run of the same name."""
+    name: str
+    folder: Path
+    """For the tracker's files; a folder in the run's."""
+    settings: dict[str, Any]
+    """The whole config, by section; no secret is a setting."""
+
+
+class Tracker(ABC):
+    """One run in a tracker. A run that was tracked before is continued. Whatever a method raises is logged, and what
+    was not logged is logged again later; the run itself never waits."""
+
+    @abstractmethod
+    def __init__(self, run: TrackedRun) -> None: ...
+
+    @abstractmethod
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """The figures of a step, or the scores of version `step`. A learner that goes back to a checkpoint makes its
+        steps again."""
+
+    def close(self) -> None:
+        """Called once; what was logged is sent."""
+        return
+
+
+class Wandb(Tracker):
+    def __init__(self, run: TrackedRun) -> None:
+        with packages_of("trackers"):
+            import wandb  # noqa: PLC0415  (of an extra)
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            id=run.id,
+            name=run.name,
+            dir=str(run.folder),
+            config=run.settings,
+            resume="allow",
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")  # its own counter only goes up
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({**values, "step": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio(Tracker):
+    def __init__(self, run: TrackedRun) -> None:
+        with packages_of("trackers"):
+            import trackio  # noqa: PLC0415  (of an extra)
+
+        project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+        name = f"{run.name}-{run.id[:8]}"  # it continues runs by their name
+        self._run = trackio.init(project=project, name=name, config=run.settings, resume="allow", auto_log_cpu=False)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow(Tracker):
+    def __init__(self, run: TrackedRun) -> None:
+        with packages_of("trackers"):
+            import mlflow  # noqa: PLC0415  (of an extra)
+            from mlflow import entities  # noqa: PLC0415
+
+        self._entities = entities
+        self._client = client = mlflow.MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = client.get_experiment_by_name(name)
+        place = client.create_experiment(name) if experiment is None else experiment.experiment_id
+        found = client.search_runs([place], f"tags.`cusearch.run` = '{run.id}'")
+        if found:
+            self._id = found[0].info.run_id
+            client.update_run(self._id, status="RUNNING")
+            return
+        self._id = client.create_run(place, run_name=run.name, tags={"cusearch.run": run.id}).info.run_id
+        settings = [entities.Param(key, str(value)[:_PARAMETER_LENGTH]) for key, value in _flat(run.settings)]
+        for start in range(0, len(settings), _PARAMETERS_AT_ONCE):
+            client.log_batch(self._id, params=settings[start : start + _PARAMETERS_AT_ONCE])
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        metrics = [self._entities.Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+TRACKERS: dict[str, tuple[type[Tracker], str]] = {
+    "wandb": (Wandb, "wandb"),
+    "trackio": (Trackio, "trackio"),
+    "mlflow": (MLflow, "mlflow"),
+}
+"""With the package that each needs."""
+
+
+def tracker_class(name: str) -> type[Tracker]:
+    """Of run.trackers: a built-in one, or `package.module:Name`. Nothing large is imported.
+
+    Raises: MissingExtra; ConfigError for a class that cannot be imported, or is no Tracker."""
+    if name not in TRACKERS:
+        return load("run.trackers", name, Tracker, TRACKERS)  # type: ignore[type-abstract]
+    kind, package = TRACKERS[name]
+    if find_spec(package) is None:
+        raise MissingExtra(f"run.trackers: {package} is not installed: pip install 'cusearch-async[trackers]'")
+    return kind
+
+
+def open_tracker(name: str, run: TrackedRun) -> Tracker:
+    """Raises: ConfigError as `tracker_class`; TrackerFailed with what the tracker says."""
+    kind = tracker_class(name)
+    try:
+        return kind(run)
+    except MissingExtra:
+        raise
+    except Exception as error:  # any error of a library that is not ours
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise TrackerFailed(f"run.trackers: {name} cannot begin: {reason}") from error
+
+
+def scalars(row: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a row; lists, which are by depth, as name/0, name/1 …"""
+    found: dict[str, float] = {}
+    for name, value in row.items():
+        several = value if isinstance(value, list) else [value]
+        for index, one in enumerate(several):
+            if isinstance(one, int | float) and not isinstance(one, bool):
+                found[f"{name}/{index}" if isinstance(value, list) else name] = float(one)
+    return found
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
