@@ -27,6 +27,7 @@ die_with_worker()
 
 COMMANDS = {
     "demo": "train a small search agent on the embedded atlas world",
+    "init": "write a config for your own model, questions and passages on this machine",
     "launch": "start all processes of a run and watch them",
     "worker": "start one process of a run: a rollout worker, the learner, the retriever or the evaluator",
     "warmstart": "fine-tune a model on demonstrations, before a run starts from it",
@@ -51,7 +52,7 @@ COMMANDS = {
 }
 """Name -> line of help. The module of the same name in this folder adds the arguments to the parser and sets `run`."""
 
-WITHOUT_SETTINGS = ("study", "trace", "runs", "alarms")
+WITHOUT_SETTINGS = ("study", "trace", "runs", "alarms", "init")
 """Commands that read no config: a setting on their command line is an error."""
 
 

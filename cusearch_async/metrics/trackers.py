@@ -7,12 +7,13 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cusearch_async.config.keys import flat
 from cusearch_async.errors import MissingExtra, TrackerFailed, first_line, packages_of
 from cusearch_async.extensions import load
 
@@ -106,7 +107,7 @@ class MLflow(Tracker):
             client.update_run(self._id, status="RUNNING")
             return
         self._id = client.create_run(place, run_name=run.name, tags={"cusearch.run": run.id}).info.run_id
-        settings = [entities.Param(key, str(value)[:_PARAMETER_LENGTH]) for key, value in _flat(run.settings)]
+        settings = [entities.Param(key, str(value)[:_PARAMETER_LENGTH]) for key, value in flat(run.settings)]
         for start in range(0, len(settings), _PARAMETERS_AT_ONCE):
             client.log_batch(self._id, params=settings[start : start + _PARAMETERS_AT_ONCE])
 
@@ -160,11 +161,3 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
             if isinstance(one, int | float) and not isinstance(one, bool):
                 found[f"{name}/{index}" if isinstance(value, list) else name] = float(one)
     return found
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

@@ -23,6 +23,7 @@ NAMED = {
     "environment.search.reward": '[environment.search]\nreward = "theirs:reward"',
     "loss.objective": '[loss]\nobjective = "theirs:anything"',
     "retriever.backend": '[retriever]\nbackend = "theirs:anything"',
+    "run.trackers": 'run.trackers = ["wandb", "theirs:anything"]',
     "redis.transport": '[redis]\ntransport = "theirs:anything"',
 }
 LOOKING = (
@@ -63,7 +64,7 @@ def foreign(atlas_config, tmp_path, monkeypatch):
 def name_code(folder, key):
     section = NAMED[key]
     for path in ("config.toml", "launch.toml", "starts/0001.toml"):
-        (folder / path).write_text(f'[run]\nname = "atlas"\n[data]\nsource = "hf:a/b/c"\n{section}\n')
+        (folder / path).write_text(f'run.name = "atlas"\ndata.source = "hf:a/b/c"\n{section}\n')
 
 
 @pytest.mark.parametrize("command", LOOKING, ids=" ".join)

@@ -199,7 +199,9 @@ def tracked_by(name: str, config: Config, folder: Path) -> None:
 @pytest.mark.system
 def test_wandb_keeps_a_run_offline(config, tmp_path):
     tracked_by("wandb", config, tmp_path)
-    kept = sorted(config.folder.glob(f"tracked/wandb/offline-run-*/run-{run_folder.read_marker(config.folder).id}.wandb"))
+    kept = sorted(
+        config.folder.glob(f"tracked/wandb/offline-run-*/run-{run_folder.read_marker(config.folder).id}.wandb")
+    )
     assert len(kept) == 2, "W&B joins them by their id when they are synced"
     for name in (b"reward/em", b"depth/generated/1", b"eval/2/em", b"max_staleness"):
         assert name in kept[0].read_bytes()

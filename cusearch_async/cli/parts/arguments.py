@@ -24,6 +24,7 @@ T = TypeVar("T")
 CODE = (
     *("method.name", "environment.LABEL.name", "environment.LABEL.reward", "loss.objective"),
     *("retriever.backend", "retriever.bm25.tokenizer", "redis.transport", "weights.transport"),
+    "run.trackers",
 )
 """Settings that may be package.module:Name."""
 
@@ -92,9 +93,9 @@ def code_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(key, package.module:Name) of all code that a config names; `settings` as read from TOML."""
     patterns = [re.escape(setting).replace("LABEL", ".+") for setting in CODE]
     for key, value in flat(settings):
-        is_code = isinstance(value, str) and ":" in value
-        if is_code and any(re.fullmatch(pattern, key, re.DOTALL) for pattern in patterns):
-            yield key, value
+        if any(re.fullmatch(pattern, key, re.DOTALL) for pattern in patterns):
+            names = value if isinstance(value, list) else [value]
+            yield from ((key, name) for name in names if isinstance(name, str) and ":" in name)
 
 
 def _configs(arguments: argparse.Namespace) -> Iterator[Path]:

@@ -1,0 +1,128 @@
+"""`cusearch init FILE.toml`: writes a config for your own model, questions and passages on this machine.
+
+In a terminal it asks for what is not given. An empty answer changes nothing of the shipped config."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from cusearch_async.cli.parts.terminal import plain
+from cusearch_async.config import load_config, shipped_configs
+from cusearch_async.config.section import NAME
+from cusearch_async.errors import ConfigError
+from cusearch_async.files import refuse_unwritable, write_file
+from cusearch_async.lifecycle.cuda import count_gpus
+
+FITTING = {70: "one-gpu-80gb", 40: "one-gpu-48gb", 0: "one-gpu-24gb"}
+"""GiB of a GPU, at least -> shipped config."""
+WITHOUT_GPU = "laptop"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    option: str
+    question: str
+    help: str
+
+
+ASKED = (
+    Asked("model", "model, a Hub id or a folder", "Hub id or folder of the model"),
+    Asked("data", "training questions, a file", "file of the training questions"),
+    Asked("passages", "passages, a file, or the URL of your retriever", "corpus, or the URL of a /retrieve server"),
+    Asked(
+        "held_out", "held-out questions, a file or a benchmark like nq", "file of held-out questions, or a benchmark"
+    ),
+)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE.toml", help="the config to write; the run is named like it")
+    for asked in ASKED:
+        parser.add_argument(f"--{asked.option.replace('_', '-')}", metavar="X", help=asked.help)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, _: list[str]) -> None:
+    """Raises: ConfigError."""
+    path: Path = arguments.file
+    if path.suffix != ".toml" or not re.fullmatch(NAME, path.stem):
+        raise ConfigError(f"name a .toml file by the name of the run, like mine.toml, got {path}")
+    if path.exists():
+        raise ConfigError(f"{path} exists; edit it, or name another")
+    refuse_unwritable(path, "FILE.toml")
+    base = base_here()
+    console = Console(soft_wrap=True)
+    console.print(f"based on the shipped config {base}")
+    answers = {asked.option: getattr(arguments, asked.option) or _ask(asked) for asked in ASKED}
+    text = written(base, path.stem, answers)
+    write_file(path, text.encode())
+    try:
+        load_config([path])
+    except ConfigError:
+        path.unlink()
+        raise
+    console.print(plain(f"wrote {path}; next:"))
+    for command in _next(path, answers):
+        console.print(plain(f"  {command}"))
+
+
+def base_here() -> str:
+    """The shipped config for this machine: for its first GPU, or its CPU."""
+    if not count_gpus():
+        return WITHOUT_GPU
+    import torch  # noqa: PLC0415  (as in `count_gpus`)
+
+    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+    return next(name for least, name in FITTING.items() if gib >= least)
+
+
+def _ask(asked: Asked) -> str:
+    return input(f"{asked.question} [as shipped]: ").strip() if sys.stdin.isatty() else ""
+
+
+def written(base: str, name: str, answers: dict[str, str]) -> str:
+    """The shipped config with the answers in it; an empty answer changes nothing."""
+    text = shipped_configs()[base].read_text(encoding="utf-8")
+    text = f"# Written by `cusearch init`, from {base}. Every setting: `cusearch config {name}.toml`.\n" + text
+    text = with_value(text, "run", "name", name)
+    if answers["model"]:
+        text = with_value(text, "model", "path", answers["model"])
+    if answers["data"]:
+        text = with_value(text, "data", "source", [answers["data"]])
+    if "://" in answers["passages"]:
+        text = with_value(text, "retriever", "url", answers["passages"])
+    elif answers["passages"]:
+        text = with_value(text, "retriever", "corpus", answers["passages"])
+        text = with_value(text, "retriever", "index", f"index-{name}")
+    if answers["held_out"]:
+        text = with_value(text, "eval", "suite", [answers["held_out"]])
+    return text
+
+
+def with_value(text: str, section: str, key: str, value: str | list[str]) -> str:
+    """TOML with a key of a section set, in the line where it stands, or in a new one at the end of the section."""
+    line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
+    found = re.search(rf"^\[{re.escape(section)}\]\n((?:(?!\[).*\n)*)", text, re.MULTILINE)
+    if found is None:
+        return f"{text.rstrip()}\n\n[{section}]\n{line}\n"
+    body, is_set = re.subn(rf"^{re.escape(key)} = .*$", lambda _: line, found[1], count=1, flags=re.MULTILINE)
+    if not is_set:
+        kept = body.rstrip("\n")
+        body = f"{kept}\n{line}{body[len(kept) :]}" if kept else f"{line}\n{body}"
+    return text[: found.start(1)] + body + text[found.end(1) :]
+
+
+def _next(path: Path, answers: dict[str, str]) -> list[str]:
+    commands = []
+    if answers["data"]:
+        commands.append(f"cusearch data check {answers['data']} --config {path}")
+    if answers["passages"] and "://" not in answers["passages"]:
+        commands.append(f"cusearch index {path}")
+    return [*commands, f"cusearch check {path}", f"cusearch launch {path}"]

@@ -1,0 +1,112 @@
+"""`cusearch init`: the config that it writes is the shipped one with the answers in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cusearch_async.cli import init
+from cusearch_async.config import load_config, shipped_configs
+from tests.conftest import SLOW
+
+ANSWERS = {"model": "org/model", "data": "my train.jsonl", "passages": "corpus.jsonl", "held_out": "nq"}
+NONE = dict.fromkeys(ANSWERS, "")
+BASES = [*init.FITTING.values(), init.WITHOUT_GPU]
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("answers", [NONE, ANSWERS, ANSWERS | {"passages": "http://10.0.0.5:8000", "held_out": ""}])
+def test_what_is_written_is_the_shipped_config_with_the_answers(base, answers):
+    shipped = shipped_configs()[base].read_text(encoding="utf-8")
+    expected = tomllib.loads(shipped)
+    expected["run"]["name"] = "mine"
+    for section, key, answer in (
+        ("model", "path", answers["model"]),
+        ("data", "source", answers["data"] and [answers["data"]]),
+        ("eval", "suite", answers["held_out"] and [answers["held_out"]]),
+        ("retriever", "url" if "://" in answers["passages"] else "corpus", answers["passages"]),
+        ("retriever", "index", answers["passages"] == "corpus.jsonl" and "index-mine"),
+    ):
+        if answer:
+            expected.setdefault(section, {})[key] = answer
+    text = init.written(base, "mine", answers)
+    assert tomllib.loads(text) == expected
+    for comment in (line for line in shipped.splitlines() if line.startswith("#")):
+        assert comment in text, "and its comments"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", '\n\n[run]\nname = "x"\n'),
+        ("[run]\n", '[run]\nname = "x"\n'),
+        ('[run]\nname = "a"\nsteps = 3\n\n[model]\n', '[run]\nname = "x"\nsteps = 3\n\n[model]\n'),
+        ("[run]\nsteps = 3\n\n[runs]\nname = 1\n", '[run]\nsteps = 3\nname = "x"\n\n[runs]\nname = 1\n'),
+        ("[a]\nname = 1\n[run]\nfile_name = 2\n", '[a]\nname = 1\n[run]\nfile_name = 2\nname = "x"\n'),
+    ],
+)
+def test_a_key_is_set_where_it_stands_or_at_the_end_of_its_section(text, expected):
+    assert init.with_value(text, "run", "name", "x") == expected
+
+
+def init_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cusearch_async.cli.main", "init", *words]
+    return subprocess.run(
+        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60 * SLOW, check=False
+    )
+
+
+def test_without_a_terminal_the_defaults_count_and_the_config_loads(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = init_in(tmp_path, "mine.toml", "--data", "train.jsonl", "--passages", "corpus.jsonl")
+    assert done.returncode == 0, done.stderr
+    config = load_config(tmp_path / "mine.toml")
+    assert config.run.name == "mine"
+    assert config.data.source == ("train.jsonl",)
+    assert "based on the shipped config laptop" in done.stdout
+    for command in (
+        "data check train.jsonl --config mine.toml",
+        "index mine.toml",
+        "check mine.toml",
+        "launch mine.toml",
+    ):
+        assert f"  cusearch {command}\n" in done.stdout
+    again = init_in(tmp_path, "mine.toml")
+    assert (again.returncode, again.stderr) == (1, "cusearch: mine.toml exists; edit it, or name another\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["mine"], "name a .toml file by the name of the run, like mine.toml, got mine"),
+        (["a b.toml"], "name a .toml file by the name of the run, like mine.toml, got a b.toml"),
+        (["mine.toml", "--passages", "ftp://somewhere/x"], "retriever.url"),
+        (["mine.toml", "--run.steps", "3"], "--run.steps is a setting of a config"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_and_leaves_no_file(tmp_path, words, why):
+    done = init_in(tmp_path, *words)
+    assert done.returncode
+    assert why in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_in_a_terminal_it_asks_for_what_is_not_given(tmp_path, monkeypatch):
+    asked = []
+
+    def answer(question: str) -> str:
+        asked.append(question)
+        return " my/model " if question.startswith("model") else ""
+
+    monkeypatch.setattr("builtins.input", answer)
+    monkeypatch.setattr(init.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(init, "count_gpus", lambda: 0)
+    parser = init.argparse.ArgumentParser()
+    init.add(parser)
+    init.run(parser.parse_args([str(tmp_path / "mine.toml"), "--data", "atlas"]), [])
+    assert [question.partition(",")[0] for question in asked] == ["model", "passages", "held-out questions"]
+    assert load_config(tmp_path / "mine.toml").model.path == "my/model"
