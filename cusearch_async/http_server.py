@@ -1,8 +1,11 @@
-"""HTTP on loopback, for programs only: requests of browsers are refused."""
+"""HTTP on loopback; from other machines only for who has a token. What a foreign web page makes a browser send is
+refused."""
 
 from __future__ import annotations
 
+import hmac
 import logging
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -15,20 +18,22 @@ from cusearch_async.lifecycle.signals import stop_on_signals
 log = logging.getLogger(__name__)
 
 
-async def serve(application: web.Application, url: str, key: str) -> None:
-    """Serve on loopback at the port of `url`, the setting `key`, until a signal arrives.
+async def serve(application: web.Application, url: str, key: str, tokens: Collection[str] = ()) -> None:
+    """Serve on loopback at the port of `url`, the setting `key`, until a signal arrives. With `tokens`, at the host of
+    `url`, which may be any: each request needs one of them.
 
     Raises: ConfigError when the port is taken."""
     stop = stop_on_signals()
-    application.middlewares.append(_refuse_browsers(url))
+    application.middlewares.append(_ask_for_token(tokens) if tokens else _refuse_browsers(url))
     # Work for disconnected clients is cancelled, and waiting clients do not delay the shutdown.
     runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=5)
     await runner.setup()
-    port = urlsplit(url).port or 80
+    port, host = urlsplit(url).port or 80, (urlsplit(url).hostname if tokens else None) or LOOPBACK[0]
     try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        await web.TCPSite(runner, host, port).start()
     except OSError as error:
-        raise ConfigError(f"{key}: cannot listen on port {port} ({error.strerror}); choose another") from error
+        at = f"port {port}" if host == LOOPBACK[0] else f"{host}, port {port}"
+        raise ConfigError(f"{key}: cannot listen on {at} ({error.strerror}); choose another") from error
     log.info("listening at %s", url)
     await stop.wait()
     await runner.cleanup()
@@ -51,6 +56,33 @@ def _refuse_browsers(url: str) -> Middleware:
         if request.method == "POST" and request.content_type != "application/json":
             why = f"Content-Type must be application/json, got {request.content_type}"
             return web.json_response({"error": why}, status=415)
+        return await handler(request)
+
+    return check
+
+
+COOKIE = "cusearch"
+
+
+def has_token(request: web.Request, tokens: Collection[str], given: str | None = None) -> bool:
+    """Whether a request has one of the tokens as its bearer; or `given` is one."""
+    found = given or request.headers.get("Authorization", "").removeprefix("Bearer ")
+    return any(hmac.compare_digest(found.encode(), token.encode()) for token in tokens)
+
+
+def _ask_for_token(tokens: Collection[str]) -> Middleware:
+    """A browser gives it once, as `?token=`, and then has it as a cookie that other sites cannot use."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        in_address = request.query.get("token", "")
+        if in_address and has_token(request, tokens, in_address):
+            found = web.HTTPFound(request.url.without_query_params("token").relative())
+            found.set_cookie(COOKIE, in_address, httponly=True, samesite="Strict")
+            raise found
+        if not has_token(request, tokens, request.cookies.get(COOKIE)):
+            why = "this server needs its token: open the address that it has printed"
+            return web.json_response({"error": why}, status=401)
         return await handler(request)
 
     return check

@@ -62,3 +62,34 @@ async def test_a_server_answers_nothing_that_a_web_page_can_make_a_browser_send(
         foreign = {"Host": headers["Host"]} if "Host" in headers else {}
         async with session.get(f"{served}/x", headers=foreign) as response:
             assert response.status == (421 if status == 421 else 200)
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[str]:
+    """A server on all addresses, that asks for a token."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(str(request.rel_url))
+
+    application = web.Application()
+    application.router.add_get("/x", answer)
+    port = free_port()
+    serving = asyncio.create_task(serve(application, f"http://0.0.0.0:{port}", "--port", ["one", "two"]))
+    await wait_until_async(lambda: asyncio.to_thread(is_listening, f"http://127.0.0.1:{port}"), 20)
+    yield f"http://127.0.0.1:{port}"
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+
+async def test_from_other_machines_a_token_is_needed_once(guarded):
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
+        for path in ("/x", "/x?token=", "/x?token=on", "/x?token=onee"):
+            async with browser.get(guarded + path) as refused:
+                assert refused.status == 401
+        async with browser.get(f"{guarded}/x?token=two&step=3") as answer:
+            assert (answer.status, await answer.json()) == (200, "/x?step=3"), "and it is in no address after that"
+            assert "HttpOnly; Path=/; SameSite=Strict" in answer.history[0].headers["Set-Cookie"]
+        async with browser.get(f"{guarded}/x") as answer:
+            assert answer.status == 200
+    async with aiohttp.ClientSession(headers={"Authorization": "Bearer one"}) as program:
+        assert (await program.get(f"{guarded}/x")).status == 200

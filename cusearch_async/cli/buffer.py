@@ -20,6 +20,7 @@ from cusearch_async.cli.parts.arguments import add_config, add_trust, at_least, 
 from cusearch_async.cli.parts.opening import open_run
 from cusearch_async.cli.parts.terminal import cut, plain, visible
 from cusearch_async.config import CONFIG_HELP, Config, load_config
+from cusearch_async.dashboard.actions import BY_OPERATOR, act
 from cusearch_async.dashboard.episodes import spans
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable, writing_output
@@ -56,9 +57,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         action.add_argument("config", type=Path, help=CONFIG_HELP)
         add_trust(action)
     peek.add_argument("trajectory", help="its id, TICKET:ROLLOUT")
-    requeue.add_argument("ticket", type=at_least(0), help="its number")
-    out.add_argument("trajectory", nargs="?", help="id of a buffered trajectory, TICKET:ROLLOUT")
-    out.add_argument("--reason", default="by an operator", help="the reason to store with it")
+    requeue.add_argument("what", metavar="ticket", help="its number")
+    text = "id of a buffered trajectory, TICKET:ROLLOUT"
+    out.add_argument("what", nargs="?", default="", metavar="trajectory", help=text)
+    out.add_argument("--reason", default=BY_OPERATOR, help="the reason to store with it")
     add_config(actions.add_parser("pause", help="start no new episodes; episodes in flight continue"))
     add_config(actions.add_parser("resume", help="start episodes again"))
     parser.set_defaults(run=run)
@@ -66,9 +68,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    actions = {"ls": ls, "export": export, "peek": peek, "requeue": requeue, "quarantine": quarantine}
-    actions |= {"pause": admit, "resume": admit}
-    asyncio.run(actions[arguments.action](config, arguments))
+    looks = {"ls": ls, "export": export, "peek": peek}
+    asyncio.run(looks.get(arguments.action, change)(config, arguments))
 
 
 def _filter(arguments: argparse.Namespace) -> Filter:
@@ -184,34 +185,14 @@ def marked(ids: list[int], logprobs: np.ndarray[Any, Any], tokenizer: Any) -> Te
     return text
 
 
-async def requeue(config: Config, arguments: argparse.Namespace) -> None:
+async def change(config: Config, arguments: argparse.Namespace) -> None:
+    """Raises: ConfigError when the run cannot be changed so, as it is now."""
+    what, reason = getattr(arguments, "what", ""), getattr(arguments, "reason", "")
     async with open_run(config) as buffer:
-        is_reopened = await buffer.reopen(arguments.ticket)
-    if not is_reopened:
-        text = f"ticket {arguments.ticket} is not leased and has no incomplete group"
-        raise ConfigError(f"{text}; `cusearch buckets` shows the groups")
-    log.info("ticket %d is requeued", arguments.ticket)
-
-
-async def quarantine(config: Config, arguments: argparse.Namespace) -> None:
-    async with open_run(config) as buffer:
-        if arguments.trajectory is None:
+        if arguments.action == "quarantine" and not what:
             taken_out = await buffer.quarantined()
-            for id_, reason in sorted(taken_out.items()):
-                Console().print(plain(f"{id_}  {reason}"))
+            for id_, why in sorted(taken_out.items()):
+                Console().print(plain(f"{id_}  {why}"))
             log.info("%d trajectories are quarantined", len(taken_out))
             return
-        is_out = await buffer.quarantine(arguments.trajectory, arguments.reason)
-    if not is_out:
-        raise ConfigError(f"trajectory {arguments.trajectory!r} is not in the buffer; `cusearch buffer ls` lists all")
-    log.info("trajectory %s is quarantined", arguments.trajectory)
-
-
-async def admit(config: Config, arguments: argparse.Namespace) -> None:
-    """Stop or start admission. Raises: ConfigError for a run that no learner has started."""
-    is_paused = arguments.action == "pause"
-    async with open_run(config) as buffer:
-        if not (await buffer.state()).exists:
-            raise ConfigError(f"no learner has started run {config.run.name!r} yet, so it cannot be paused or resumed")
-        await buffer.pause(is_paused)
-    log.info("run %s is %s", config.run.name, "paused" if is_paused else "resumed")
+        log.info("%s", await act(buffer, config.run.name, config.folder, arguments.action, what, reason))

@@ -6,10 +6,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import socket
 from pathlib import Path
 
 from cusearch_async.cli.parts.arguments import add_trust, parsed
-from cusearch_async.config import load_config
+from cusearch_async.config import LOOPBACK, load_config
 from cusearch_async.dashboard.kept import SETTINGS
 from cusearch_async.dashboard.page import write_page
 from cusearch_async.dashboard.server import Shown, address_of, application
@@ -19,13 +20,17 @@ from cusearch_async.http_server import serve
 
 log = logging.getLogger(__name__)
 
+EVERYWHERE = "0.0.0.0"  # noqa: S104  (who asks for it gets it, with a token)
+
 port = parsed(int, lambda number: 0 < number < 2**16, "a port, 1 to 65535")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     text = "folders of runs, like runs/demo, or their configs"
     parser.add_argument("config", type=Path, nargs="+", metavar="RUN", help=text)
-    parser.add_argument("--port", type=port, default=8787, help="where to listen, on this machine only (8787)")
+    parser.add_argument("--port", type=port, default=8787, help="its port (8787)")
+    text = "where to listen; anywhere but on this machine, a page is shown only to who has its token (127.0.0.1)"
+    parser.add_argument("--host", default=LOOPBACK[0], help=text)
     parser.add_argument("--output", type=Path, help="write the page of one run to this .html file, and end")
     add_trust(parser)
     parser.set_defaults(run=run)
@@ -44,10 +49,15 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         log.info("wrote %s", arguments.output)
         return
     names = names_of([run.folder for run in runs])
-    for name in names:
-        log.info("the page of %s: http://127.0.0.1:%d%s", name, arguments.port, address_of(name))
-    url = f"http://127.0.0.1:{arguments.port}"
-    asyncio.run(serve(application(dict(zip(names, runs, strict=True))), url, "--port"))
+    url = f"http://{arguments.host}:{arguments.port}"
+    tokens = [] if arguments.host in LOOPBACK else [run.token for run in runs if run.token]
+    if arguments.host not in LOOPBACK and not tokens:
+        raise ConfigError(f"--host {arguments.host} needs a token: set CUSEARCH_PAGE_TOKEN, or own the run's folder")
+    reached = socket.gethostname() if arguments.host == EVERYWHERE else arguments.host
+    for name, run in zip(names, runs, strict=True):
+        asked = f"?token={run.token}" if tokens else ""
+        log.info("the page of %s: http://%s:%d%s%s", name, reached, arguments.port, address_of(name), asked)
+    asyncio.run(serve(application(dict(zip(names, runs, strict=True))), url, "--port", tokens))
 
 
 def shown(path: Path, overrides: list[str]) -> Shown:

@@ -34,6 +34,7 @@ from cusearch_async.config.run import (
 )
 from cusearch_async.config.secrets import (
     LOOPBACK,
+    make_page_token,
     make_weights_token,
     redis_password,
     redis_password_file,

@@ -1,4 +1,4 @@
-"""Secrets, which are not settings: the password of Redis, and the token for downloads of weights.
+"""Secrets, which are not settings: the password of Redis, the token for downloads of weights, and that of the page.
 
 They come from the environment, or from a file in the run's folder that only its user can read."""
 
@@ -34,23 +34,29 @@ def redis_password_file(settings: RedisConfig, folder: Path) -> Path | None:
 
 
 def weights_token(folder: Path) -> str | None:
-    """CUSEARCH_WEIGHTS_TOKEN; else the content of `weights_token_file`; None without both. `folder` is the run's.
+    """CUSEARCH_WEIGHTS_TOKEN; else the content of the file weights-token; None without both. `folder` is the run's.
 
     Raises: ConfigError when the file exists, but this user may not read it."""
-    return _secret("CUSEARCH_WEIGHTS_TOKEN", weights_token_file(folder), "the token for downloads of weights")
-
-
-def weights_token_file(folder: Path) -> Path:
-    return folder / "weights-token"
+    return _secret("CUSEARCH_WEIGHTS_TOKEN", folder / "weights-token", "the token for downloads of weights")
 
 
 def make_weights_token(folder: Path) -> str:
     """`weights_token`; without one, a new token in its file, for this user only."""
-    given = weights_token(folder)
-    if given is None:
-        given = secrets.token_urlsafe(32)
-        write_file(weights_token_file(folder), given.encode(), mode=0o600)
-    return given
+    return weights_token(folder) or _new_token(folder / "weights-token")
+
+
+def make_page_token(folder: Path) -> str:
+    """CUSEARCH_PAGE_TOKEN; else the content of the file page-token, which is made, for this user only.
+
+    Raises: ConfigError when the file exists, but this user may not read it; OSError when it cannot be made."""
+    file = folder / "page-token"
+    return _secret("CUSEARCH_PAGE_TOKEN", file, "the token for changes by the page") or _new_token(file)
+
+
+def _new_token(file: Path) -> str:
+    made = secrets.token_urlsafe(32)
+    write_file(file, made.encode(), mode=0o600)
+    return made
 
 
 def _secret(variable: str, path: Path | None, what: str) -> str | None:

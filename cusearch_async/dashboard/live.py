@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from cusearch_async.config import Config
+from cusearch_async.dashboard.actions import act
 from cusearch_async.dashboard.snapshot import Snapshot, look
-from cusearch_async.errors import CusearchError, first_line
+from cusearch_async.errors import ConfigError, CusearchError, first_line
 from cusearch_async.run.identity import NOBODY
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import LearnerStatus, OperatorBuffer
@@ -39,20 +40,29 @@ class Live:
 
     async def now(self) -> Json:
         """`problem` alone, in words, where Redis cannot be reached, or does not hold the run."""
-        config = self._config
         try:
-            if self._buffer is None:
-                self._buffer = await self._open.enter_async_context(open_buffer(config))
-            if not (await self._buffer.state()).exists:
-                return {"problem": f"no learner has taken run {config.run.name!r} over yet, at {place(config)}"}
-            held, own = await self._buffer.identity(), NOBODY.in_folder(self._folder)
-            if held.run_id and held.run_id != own.run_id:
-                what = f"another run of the name {config.run.name!r}, of {held.folder}"
-                return {"problem": f"{place(config)} holds {what}"}
-            return shown(await look(self._buffer), await self._buffer.learner(), config)
+            buffer = await self._opened()
+            return shown(await look(buffer), await buffer.learner(), self._config)
         except CusearchError as error:
             await self.__aexit__()  # the next look opens another connection
             return {"problem": first_line(error)}
+
+    async def act(self, action: str, what: str, reason: str) -> str:
+        """Change the run, as `actions.act`. Raises: ConfigError; BufferUnavailable."""
+        buffer = await self._opened()
+        return await act(buffer, self._config.run.name, self._folder, action, what, reason)
+
+    async def _opened(self) -> OperatorBuffer:
+        """Raises: ConfigError where Redis does not hold this run; BufferUnavailable."""
+        name = self._config.run.name
+        if self._buffer is None:
+            self._buffer = await self._open.enter_async_context(open_buffer(self._config))
+        if not (await self._buffer.state()).exists:
+            raise ConfigError(f"no learner has taken run {name!r} over yet, at {place(self._config)}")
+        held, own = await self._buffer.identity(), NOBODY.in_folder(self._folder)
+        if held.run_id and held.run_id != own.run_id:
+            raise ConfigError(f"{place(self._config)} holds another run of the name {name!r}, of {held.folder}")
+        return self._buffer
 
 
 def troubles(now: Snapshot, learner: LearnerStatus | None, config: Config) -> list[Json]:

@@ -291,6 +291,36 @@ function workerPanel() {
     make("p", {}, "learner: ", make("span", { class: live.learner || live.state.finished ? "" : "bad", text: learner })), make("p", { class: "faint", text: `Redis at ${live.redis}` })));
 }
 
+// Changes need the token of the run: who can read its folder may make them. The same panel is kept while steps go by.
+let changing = null;
+function changePanel() {
+  if (!data.watches || !data.live || data.live.problem || data.live.state.finished) return null;
+  changing ??= makeChangePanel();
+  return changing;
+}
+
+function makeChangePanel() {
+  const field = (label, type) => make("input", { type, placeholder: label, "aria-label": label, autocomplete: "off" });
+  const [token, what] = [field("token", "password"), field("ticket, or ticket:rollout", "text")];
+  token.value = sessionStorage.getItem("token") ?? "";
+  const said = make("p", { class: "faint", role: "status", text: "The token is in the file page-token of the run's folder." });
+  const change = async (action) => {
+    sessionStorage.setItem("token", token.value);
+    try {
+      const headers = { "Content-Type": "application/json", Authorization: `Bearer ${token.value}` };
+      const answer = await (await fetch("act", { method: "POST", headers, body: JSON.stringify({ action, what: what.value }) })).json();
+      said.className = answer.done ? "ok" : "bad";
+      said.textContent = answer.done ?? answer.error;
+    } catch (error) {
+      said.className = "bad";
+      said.textContent = `the server of this page does not answer: ${error.message}`;
+    }
+  };
+  const buttons = (...actions) => actions.map((action) => make("button", { type: "button", text: action, onclick: () => change(action) }));
+  return panel("Change the run", "kept in actions.jsonl", make("div", { class: "controls" }, token, ...buttons("pause", "resume")),
+    make("div", { class: "controls" }, what, ...buttons("requeue", "quarantine")), said);
+}
+
 // ---- held-out -------------------------------------------------------------------------------------
 
 function scoreTable() {
@@ -482,7 +512,7 @@ async function refreshRuns() {
 // ---- screens --------------------------------------------------------------------------------------
 
 const SCREENS = {
-  now: ["Now", () => [data.rows.step.length ? tiles() : null, alarmPanel(), bufferPanel(), workerPanel(), ...charts("reward", "pool", "ofDepth", "groups", "entropy", "time")]],
+  now: ["Now", () => [data.rows.step.length ? tiles() : null, alarmPanel(), bufferPanel(), workerPanel(), changePanel(), ...charts("reward", "pool", "ofDepth", "groups", "entropy", "time")]],
   learning: ["Learning", () => charts("reward", "groups", "equal", "format", "recall", "entropy", "gradient", "clip")],
   depth: ["Depth", () => charts("depth", "pool", "selected", "ofDepth", "emOfDepth", "mass", "tokens", "phase", "coverage")],
   policy: ["Off policy", () => charts("staleness", "ess", "mismatch", "clip", "stale")],

@@ -1,19 +1,22 @@
-"""Serves the pages of runs, and their news as server-sent events. It reads; nothing of a run waits for it."""
+"""Serves the pages of runs, and their news as server-sent events; nothing of a run waits for it. Who has a run's token
+can change it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+import msgspec
 from aiohttp import web
 
-from cusearch_async.config import Config
+from cusearch_async.config import Config, make_page_token
 from cusearch_async.dashboard.episodes import groups_of
 from cusearch_async.dashboard.facts import SIDES, columns, facts, in_short, last_of
 from cusearch_async.dashboard.facts import firing as firing_of
@@ -22,9 +25,12 @@ from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.live import Live
 from cusearch_async.dashboard.page import page
 from cusearch_async.dashboard.prometheus import CONTENT_TYPE, exposition
-from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.errors import ConfigError, CusearchError, first_line
+from cusearch_async.http_server import has_token
 from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.run.folder import METRICS, SCORES
+
+log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -38,6 +44,8 @@ class Shown:
     def __init__(self, folder: Path, config: Config | None) -> None:
         """`config`: to look into its Redis; None where that is not wanted."""
         self.folder, self.config = folder, config
+        self.token = token_of(folder) if config is not None else None
+        """That of a request which changes the run; None where none may."""
         self._kept: KeptRun | None = None
         self._reading = threading.Lock()
 
@@ -59,6 +67,15 @@ class Shown:
             return await live.now()
 
 
+def token_of(folder: Path) -> str | None:
+    """None for a folder that is not this user's to write."""
+    try:
+        return make_page_token(folder)
+    except (OSError, ConfigError) as error:
+        log.info("%s: the page changes nothing of this run: %s", folder, first_line(error))
+        return None
+
+
 RUNS = web.AppKey("runs", dict[str, Shown])
 CLOSING = web.AppKey("closing", asyncio.Event)
 """Set when the server ends: browsers that listen for news would hold it."""
@@ -77,6 +94,7 @@ def application(runs: Mapping[str, Shown]) -> web.Application:
             web.get("/{run}/events", events),
             web.get("/{run}/metrics", metrics),
             web.get(r"/{run}/step/{step:\d+}", step),
+            web.post("/{run}/act", change),
         ]
     )
     return found
@@ -207,6 +225,29 @@ async def metrics(request: web.Request) -> web.Response:
 def newest(kept: KeptRun) -> tuple[Json, list[str]]:
     """The newest row, and the names of the alarms that fire."""
     return (kept.rows[-1] if kept.rows else {}), firing_of(kept)
+
+
+async def change(request: web.Request) -> web.Response:
+    """{"action": "pause", "what": "", "reason": ""}; with the run's token."""
+    run = of_address(request)
+    if run.config is None or run.token is None:
+        return web.json_response({"error": "this page changes nothing of its run"}, status=403)
+    if not has_token(request, [run.token]):
+        return web.json_response({"error": "the token is not that of this run's file page-token"}, status=401)
+    try:
+        asked = msgspec.json.decode(await request.read(), type=Change)
+        async with Live(run.config, run.folder) as live:
+            return web.json_response({"done": await live.act(asked.action, asked.what.strip(), asked.reason)})
+    except msgspec.MsgspecError as error:
+        return web.json_response({"error": first_line(error)}, status=400)
+    except CusearchError as error:
+        return web.json_response({"error": first_line(error)}, status=409)
+
+
+class Change(msgspec.Struct, forbid_unknown_fields=True):
+    action: str
+    what: str = ""
+    reason: str = ""
 
 
 async def step(request: web.Request) -> web.Response:

@@ -40,6 +40,7 @@ SUMMARY = "summary.json"
 TRACES = "traces"
 PAGE = "page.html"
 TRACKED = "tracked"
+ACTIONS = "actions.jsonl"
 CHILDREN = (
     "config.toml",
     "launch.toml",
@@ -63,6 +64,8 @@ CHILDREN = (
     "plot.png",
     PAGE,
     TRACKED,
+    ACTIONS,
+    "page-token",
 )
 """Everything that a run writes into its folder, except the marker."""
 _POLL_S = 0.05

@@ -52,6 +52,7 @@ _SECRETS = {
     "CUSEARCH_SENTINEL_PASSWORD": ("learner", "rollout", "evaluator", "dashboard"),
     "CUSEARCH_WEIGHTS_TOKEN": ("learner", "rollout", "evaluator"),
     "CUSEARCH_JUDGE_KEY": ("eval_",),
+    "CUSEARCH_PAGE_TOKEN": ("dashboard",),
     "WANDB_API_KEY": ("tracker",),
     "MLFLOW_TRACKING_PASSWORD": ("tracker",),
     "MLFLOW_TRACKING_TOKEN": ("tracker",),
