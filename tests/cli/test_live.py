@@ -339,7 +339,6 @@ def test_a_wait_is_timed_from_its_own_beginning(monkeypatch, caplog):
     said = [message for message in caplog.messages if message.startswith("waiting")]
     assert said == [
         "waiting for step 0: 10 s; 2.0 s a step",
-        "waiting for step 1: 0 s; 2.0 s a step",
         "waiting for step 1: 7 s; 2.0 s a step",
     ]
 

@@ -71,16 +71,16 @@ class Screen:
             def show() -> bool:
                 nonlocal logged, quiet_s, began, waited_for
                 now = time.monotonic()
-                has_logged = self._relay(live)
+                has_news = self._relay(live)
                 if waited_for != what():
-                    began, waited_for = now, what()
+                    began, waited_for, has_news = now, what(), True
                 if live is not None:
                     newest = [Text(f"{name}: {line}", style="dim") for name, line in self._newest.items()]
                     live.update(Group(*body(), Text(f"{waited_for}: {now - began:.0f} s"), *newest), refresh=True)
-                elif now - logged > next_line_s(quiet_s) and not has_logged:
+                elif now - logged > next_line_s(quiet_s) and not has_news:
                     quiet_s = now - logged
                     log.info("%s: %.0f s%s", waited_for, now - began, f"; {pace()}" if pace() else "")
-                logged, quiet_s = (now, 0.0) if has_logged else (logged, quiet_s)
+                logged, quiet_s = (now, 0.0) if has_news else (logged, quiet_s)
                 return is_done()
 
             self._fleet.wait(show, poll_s=REFRESH_S)
