@@ -27,6 +27,8 @@ from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, writing
 from cusearch_async.learner.interface import STATE_FILE
+from cusearch_async.metrics.files import read_scores
+from cusearch_async.run.folder import SCORES
 from cusearch_async.run.history import epochs_and_steps
 from cusearch_async.run.identity import differences, fixed_terms, not_this_run
 from cusearch_async.transport.interface import MethodState, RunState
@@ -170,9 +172,17 @@ class Checkpoints:
         kept = self._kept()
         return kept[0].state.step if len(kept) == self._keep else 0
 
+    def best(self) -> Checkpoint | None:
+        """That of the version with the highest exact match on held-out questions, the first of several; None before
+        one is scored."""
+        rows = read_scores(self.folder.parent / SCORES, self._starts)
+        scored = {row["step"]: row["all"]["em"] for row in rows if "all" in row}
+        found = (checkpoint for step, checkpoint in self.by_step().items() if step in scored)
+        return max(found, key=lambda checkpoint: scored[checkpoint.state.step], default=None)
+
     def superfluous(self) -> list[Path]:
-        """Those older than the checkpoints to keep, or of another course; never a later learner's."""
-        kept = [checkpoint.path for checkpoint in self._kept()]
+        """Those older than the checkpoints to keep and not the best, or of another course; never a later learner's."""
+        kept = [checkpoint.path for checkpoint in (*self._kept(), self.best()) if checkpoint is not None]
         return [c.path for c in self._readable() if c.epoch <= self.epoch and c.path not in kept]
 
     def remove(self, superfluous: Sequence[Path]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, WriteFailed
+from cusearch_async.files import append_row
 from cusearch_async.training import checkpoint
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState, check_same_run
 from cusearch_async.transport.interface import MethodState, RunState
@@ -111,6 +112,34 @@ def test_old_checkpoints_go_and_pools_are_forgotten_only_once_enough_are_kept(tm
     checkpoints = learner(tmp_path, keep=2)
     assert [save(checkpoints, step) for step in (2, 4, 6, 8)] == [0, 2, 4, 6]
     assert names(tmp_path) == ["step000006-e1", "step000008-e1"]
+
+
+def score(tmp_path, step: int, em: float, epoch: int = 1) -> None:
+    append_row(tmp_path / "eval.jsonl", {"step": step, "epoch": epoch, "all": {"em": em}})
+
+
+def test_the_best_scored_checkpoint_is_kept_too(tmp_path):
+    checkpoints = learner(tmp_path, keep=1)
+    for step, em in ((1, 0.2), (2, 0.6), (3, 0.6), (4, 0.5)):
+        save(checkpoints, step)
+        score(tmp_path, step, em)
+    assert names(tmp_path) == ["step000002-e1", "step000004-e1"], "the first of two as good"
+    assert checkpoints.best().state.step == 2
+    save(checkpoints, 5)
+    score(tmp_path, 5, 0.7)
+    save(checkpoints, 6)
+    assert names(tmp_path) == ["step000005-e1", "step000006-e1"]
+
+
+def test_the_best_of_a_course_that_was_left_does_not_count(tmp_path):
+    first = learner(tmp_path, keep=1)
+    for step, em in ((1, 0.2), (3, 0.9)):
+        save(first, step)
+        score(tmp_path, step, em)
+    again = learner(tmp_path, keep=1, epoch=2, step=1, starts=[(1, 0)])
+    assert again.best().state.step == 1, "step 3 is made again"
+    save(again, 3)
+    assert names(tmp_path) == ["step000001-e1", "step000003-e2"]
 
 
 def test_a_checkpoint_without_an_epoch_in_its_name_is_none(tmp_path, caplog):

@@ -276,5 +276,8 @@ def print_results(config: Config, newest: Checkpoint | None, console: Console) -
             "next": f"cusearch eval {settings} --checkpoint {model}{suite}",
             "": f"(it needs the retriever: cusearch worker retriever {settings})",
         }
+    best = checkpoints_of(config).best()
+    if best is not None and newest is not None and best.path != newest.path:
+        lines["best"] = f"{best.path / 'model'} (held-out questions, eval.every)"
     for name, text in lines.items():
         console.print(Text(f"{name:<8} {text}"), soft_wrap=True)
