@@ -95,7 +95,7 @@ const CHARTS = {
   coverage: { title: "Coverage of search tokens", note: "of the best selection of that size", range: [0, 1], series: () => [line("selection/coverage_of_best", "coverage", "blue")] },
   format: { title: "Answers and format", range: [0, 1], series: () => [line("reward/answered", "answered", "blue"), line("reward/format_valid", "format valid", "orange"),
     line("reward/f1", "F1", "green"), line("episode/cut_turns", "turns cut", "red")] },
-  recall: { title: "Evidence that was shown", note: "share, where it is known", range: [0, 1], series: () => [line("episode/recall", "recall", "green")] },
+  recall: { title: "What searches show", note: "share of the evidence, where it is known; of answers as before in the episode", range: [0, 1], series: () => [line("episode/recall", "evidence shown", "green"), line("episode/repeated_observations", "repeated", "orange")] },
   entropy: { title: "Entropy and KL", note: "nats", series: () => [line("train/entropy", "entropy", "blue"), line("train/kl_reference", "KL to the reference", "orange")] },
   gradient: { title: "Gradient norm", series: () => [line("train/grad_norm", "norm", "blue"), constant(() => data.bounds.grad_clip, "clipped at")] },
   clip: { title: "Clipped and bounded tokens", note: "share", series: () => [line("train/clip_fraction", "ratio clipped", "blue"), line("off_policy/weight_bounded_share", "weight bounded", "orange")] },

@@ -40,6 +40,8 @@ def describe_step(
     covered = sum(t.retrieval_tokens for t in selected)
     recall = [t.recall for t in everyone if t.recall is not None]
     of_some: Metrics = {"episode/recall": _mean(recall)} if recall else {}
+    observed = [_observations(t) for t in everyone]
+    repeated = sum(len(shown) - len(set(shown)) for shown in observed)
     if selected:
         of_some["reward/trained"] = _mean(t.reward for t in selected)
         of_some["depth/mean_trained"] = _mean(t.depth for t in selected)
@@ -68,11 +70,18 @@ def describe_step(
         "by_depth/em": _by_depth(np.array([t.em for t in everyone]), depths, s_max),
         "episode/turns": _mean(t.turns for t in everyone),
         "episode/cut_turns": sum(t.cut_turns for t in everyone) / max(1, sum(t.turns for t in everyone)),
+        "episode/repeated_observations": repeated / max(1, sum(map(len, observed))),
         "episode/sampled_tokens": _mean(t.sampled_tokens for t in everyone),
         "episode/seconds_mean": _mean(t.episode_s for t in everyone),
         "episode/seconds_p99": float(np.quantile([t.episode_s for t in everyone], 0.99)) if everyone else 0.0,
         "episode/search_seconds_mean": _mean(t.search_s for t in everyone),
     }
+
+
+def _observations(trajectory: Trajectory) -> list[bytes]:
+    """The tokens that the environment answered with, turn by turn."""
+    edges = np.flatnonzero(np.diff(trajectory.sampled)) + 1
+    return [tokens.tobytes() for tokens in np.split(trajectory.token_ids, edges)[2::2]]
 
 
 def describe_environments(pool: Pool, selected: Sequence[Trajectory], labels: Sequence[str]) -> Metrics:

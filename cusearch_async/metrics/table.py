@@ -48,6 +48,11 @@ FAMILIES = (
             Metric("episode/turns", "turns", "mean over the pool"),
             Metric("episode/cut_turns", "share", "of the turns: cut off at `episode.max_turn_tokens`"),
             Metric("episode/recall", "share", "of a question's evidence: shown to the policy; where evidence is known"),
+            Metric(
+                "episode/repeated_observations",
+                "share",
+                "of what the environment answered: as before in the episode, as to the same query again",
+            ),
             Metric("episode/sampled_tokens", "tokens", "mean over the pool"),
             Metric("episode/seconds_mean", "s", "length of an episode"),
             Metric("episode/seconds_p99", "s", "99th percentile of it"),

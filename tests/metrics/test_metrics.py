@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
@@ -48,6 +49,21 @@ def test_recall_is_a_mean_over_the_episodes_whose_evidence_is_known():
     assert describe_step(pool, [], nothing, budget=1, s_max=2)["episode/recall"] == 0.75
     unknown = Pool(0, (make_trajectory(),))
     assert "episode/recall" not in describe_step(unknown, [], nothing, budget=1, s_max=2)
+
+
+def test_what_the_environment_answers_again_is_counted_within_an_episode():
+    """Of four: 7 8 twice in one episode, and once in another; the policy's own 7 8 are none."""
+    rows = [[[1], [7, 8], [7, 8], [4], [7, 8], [9]], [[1, 1], [2], [7, 8], [3], [7], [5]], [[1], [7, 8]]]
+    pool = []
+    for ticket, parts in enumerate(rows):
+        sampled = np.concatenate([np.full(len(part), place % 2 == 1) for place, part in enumerate(parts)])
+        tokens, count = np.concatenate(parts).astype(np.int32), int(sampled.sum())
+        numbers = {"logprobs": np.zeros(count, np.float32), "versions": np.zeros(count, np.int32)}
+        pool.append(dataclasses.replace(make_trajectory(ticket), token_ids=tokens, sampled=sampled, **numbers))
+    nothing = Advantages(np.zeros(0), 0, 0)
+    found = describe_step(Pool(0, tuple(pool)), [], nothing, budget=1, s_max=2)
+    assert found["episode/repeated_observations"] == 1 / 4
+    assert describe_step(Pool(0, ()), [], nothing, budget=1, s_max=2)["episode/repeated_observations"] == 0
 
 
 def test_what_of_the_gradients_weight_lies_on_trajectories_that_are_alone():
