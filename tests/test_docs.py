@@ -26,7 +26,7 @@ from cusearch_async.metrics.step import (
 )
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.run import folder as run_folder
-from cusearch_async.transport.interface import Ledger
+from cusearch_async.transport.interface import Ledger, WorkerStatus
 from cusearch_async.types import Pool
 from docs.generate import PAGES, PICTURES, whole
 from tests.strategies import make_pool, make_trajectory
@@ -92,7 +92,8 @@ def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
     report = UpdateReport(5, torch.device("cpu"))
     report.sums += 1  # a token of each depth
     names |= report.metrics(1).keys()
-    names |= WorkerRates().since_last({}).keys() | describe_ledger(Ledger()).keys()
+    workers = dict.fromkeys("ab", WorkerStatus(sampled_tokens=1, busy_s=1, alive_s=1))
+    names |= WorkerRates().since_last(workers).keys() | describe_ledger(Ledger()).keys()
     names |= describe_times(1, 1, 1, 1, 1, 1).keys()
     names |= {name.replace("/a/", "/LABEL/") for name in describe_environments(pool, [], ["a", "b"]) if "/a/" in name}
     for method in METHODS:

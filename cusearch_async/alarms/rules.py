@@ -168,6 +168,14 @@ def _turns_are_cut(h: History) -> Finding:
     return Finding(in_a_row(cut > 0.1, 3), lambda n: f"{cut[n]:.0%} of the turns")
 
 
+def _slow_worker(h: History) -> Finding:
+    slowest = h.of("rollout/slowest_share")
+    return Finding(
+        in_a_row(slowest < 0.2, 3),
+        lambda n: f"the slowest worker samples {slowest[n]:.1%} of the median's tokens a second",
+    )
+
+
 def _no_worker(h: History) -> Finding:
     workers = h.of("rollout/workers")
     padded = np.nan_to_num(np.concatenate([np.zeros(RECENT), workers]))
@@ -347,6 +355,14 @@ RULES = (
         "Start them again; a worker that hangs is named by `buckets`.",
         "cusearch buckets {run}/config.toml --workers",
         _no_worker,
+    ),
+    Rule(
+        "slow_worker",
+        "a worker samples less than 0.2 of the median worker's tokens per busy second, in three steps",
+        "One worker's machine is overloaded or throttled: pools in ticket order wait for its episodes.",
+        "Look at its machine, or end it: its tickets go to others.",
+        "cusearch buckets {run}/config.toml --workers",
+        _slow_worker,
     ),
     Rule(
         "buffer_full",

@@ -134,9 +134,10 @@ class WorkerRates:
         self._last: dict[str, dict[str, float]] = {}
 
     def since_last(self, workers: Mapping[str, WorkerStatus], had_questions: bool = True) -> Metrics:
-        """Tokens per second of all workers, share of time their engines stood idle, seconds of weight loading; searches
-        made and attempts failed, and the slowest worker's 99th percentile of a search's seconds. Without the first two
-        where the workers had no questions left: that is the end of the run, not their speed."""
+        """Tokens per second of all workers, share of time their engines stood idle, the slowest one's speed; seconds of
+        weight loading; searches made and attempts failed, and the slowest worker's 99th percentile of a search's
+        seconds. Without the first three where the workers had no questions left: that is the end of the run, not their
+        speed."""
         now = {
             name: {key: float(getattr(status, key)) for key in _TOTALS}
             for name, status in workers.items()
@@ -154,6 +155,9 @@ class WorkerRates:
             "rollout/tokens_per_s": sum(totals["sampled_tokens"] / totals["alive_s"] for totals in since.values()),
             "rollout/idle_share": max(0.0, 1 - total["busy_s"] / total["alive_s"]) if since else 0.0,
         }
+        speeds = [totals["sampled_tokens"] / totals["busy_s"] for totals in since.values() if totals["busy_s"] > 0]
+        if len(speeds) > 1 and (usual := float(np.median(speeds))) > 0:
+            rates["rollout/slowest_share"] = min(speeds) / usual
         return (rates if had_questions else {}) | {
             "rollout/workers": float(len(since)),
             "rollout/weight_load_s": total["weight_load_s"],

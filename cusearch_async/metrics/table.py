@@ -217,6 +217,11 @@ FAMILIES = (
             Metric("rollout/workers", "workers", "alive"),
             Metric("rollout/tokens_per_s", "tokens/s", "sampled by all workers since the last step"),
             Metric("rollout/idle_share", "share", "time that engines stood idle"),
+            Metric(
+                "rollout/slowest_share",
+                "share",
+                "of the median worker's tokens per busy second: the slowest's; where there are several",
+            ),
             Metric("rollout/weight_load_s", "s", "loading weights, all workers since the last step"),
             Metric("rollout/searches", "count", "searches answered"),
             Metric("rollout/search_failures", "count", "attempts that failed"),

@@ -100,6 +100,16 @@ def test_environments_are_described_one_by_one_where_there_are_several():
     assert describe_environments(pool, [], ["a"]) == {}
 
 
+def test_the_slowest_worker_is_measured_against_the_median_while_it_works():
+    rates = WorkerRates()
+    workers = {
+        name: WorkerStatus(sampled_tokens=tokens, busy_s=busy_s, alive_s=10)
+        for name, tokens, busy_s in (("a", 1000, 5), ("b", 400, 2), ("slow", 80, 8), ("idle", 0, 0))
+    }
+    assert rates.since_last(workers)["rollout/slowest_share"] == pytest.approx(10 / 200)
+    assert "rollout/slowest_share" not in rates.since_last({}), "nor of one alone"
+
+
 def test_worker_totals_become_rates_of_the_step():
     rates = WorkerRates()
     total = WorkerStatus(sampled_tokens=1000, busy_s=8, alive_s=10, weight_load_s=1)
