@@ -40,6 +40,7 @@ COMPARED = {
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="where the runs are (runs)")
+    parser.add_argument("--tag", help="only those with this one of run.tags")
     parser.set_defaults(run=list_runs)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     comparing = actions.add_parser("compare", help="say what differs between runs, and draw their curves together")
@@ -70,6 +71,8 @@ def list_runs(arguments: argparse.Namespace, _: list[str]) -> None:
     for folder in folders:
         try:
             run = KeptRun.read(folder)
+            if arguments.tag and arguments.tag not in run.setting("run", "tags"):
+                continue
             cells, why = _cells(run, is_wide), run.error
         except (ConfigError, OSError) as error:  # such a run hides no other
             cells, why = [folder.name, *["–"] * (len(COLUMNS) - 2), "not readable"], first_line(error)

@@ -43,6 +43,10 @@ class RunConfig(Section):
     """Memory of one GPU in GiB, for `cusearch check` on a machine without GPUs; None: 80."""
     records_mib: Free[int] = Field(512, ge=0)
     """Maximum size of the step records for `cusearch replay` and `trace`; the oldest are deleted. 0: none."""
+    note: Free[str] = ""
+    """What this run is about, in a line; for its page and its trackers."""
+    tags: Free[Names] = ()
+    """Words to find it by, with `cusearch runs --tag` and in trackers."""
     trackers: Free[Names] = ()
     """Where the figures of every step and the scores of versions are sent: `wandb`, `trackio`, `mlflow`, or a class of
     your own (`package.module:Name`)."""

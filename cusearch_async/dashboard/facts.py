@@ -73,10 +73,12 @@ def in_short(run: KeptRun) -> Json:
 
 
 def about(run: KeptRun) -> Json:
+    note, tags = run.setting("run", "note"), run.setting("run", "tags")  # of another version: none
     return {
         "method": run.setting("method", "name"),
         "model": run.setting("model", "path"),
         "seed": run.setting("run", "seed"),
+        "said": [*tags, note] if isinstance(tags, list) else [],
     }
 
 

@@ -540,7 +540,7 @@ function head() {
   const state = data.silent ? "the server of this page does not answer" : isOpen && live ? (live.state.paused ? "paused" : live.learner ? "running" : "no learner is alive") : outcome;
   const isBad = Boolean(error) || data.silent || state.startsWith("no ");
   const said = [["", `${data.about.method} · ${data.about.model} · seed ${data.about.seed}`], [isBad ? "bad" : "ok", `${state}, step ${done} of ${steps}`],
-    ["", isNumber(pace) ? `${seconds(pace)} a step${left}` : ""], ["bad", error ?? ""]];
+    ["", isNumber(pace) ? `${seconds(pace)} a step${left}` : ""], ["faint", data.about.said.filter(Boolean).join(" · ")], ["bad", error ?? ""]];
   const place = document.getElementById("head");
   if (place.dataset.said === JSON.stringify(said)) return;
   place.dataset.said = JSON.stringify(said);

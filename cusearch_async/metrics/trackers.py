@@ -62,6 +62,8 @@ class Wandb(Tracker):
             name=run.name,
             dir=str(run.folder),
             config=run.settings,
+            notes=run.settings["run"]["note"],
+            tags=run.settings["run"]["tags"],
             resume="allow",
         )
         self._run.define_metric("step")
@@ -106,7 +108,9 @@ class MLflow(Tracker):
             self._id = found[0].info.run_id
             client.update_run(self._id, status="RUNNING")
             return
-        self._id = client.create_run(place, run_name=run.name, tags={"cusearch.run": run.id}).info.run_id
+        tags = {"cusearch.run": run.id, "mlflow.note.content": run.settings["run"]["note"]}
+        tags |= dict.fromkeys(run.settings["run"]["tags"], "")
+        self._id = client.create_run(place, run_name=run.name, tags=tags).info.run_id
         settings = [entities.Param(key, str(value)[:_PARAMETER_LENGTH]) for key, value in flat(run.settings)]
         for start in range(0, len(settings), _PARAMETERS_AT_ONCE):
             client.log_batch(self._id, params=settings[start : start + _PARAMETERS_AT_ONCE])

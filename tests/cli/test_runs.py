@@ -84,6 +84,15 @@ def test_the_runs_of_a_folder_are_listed_with_how_they_ended(make_run, tmp_path,
 GARBAGE = '[run\n\x00"\xff'
 
 
+def test_runs_are_found_by_their_tags(make_run, tmp_path, capsys):
+    make_run("one", "--run.tags", '["short", "lr"]')
+    make_run("other", "--run.tags", "long")
+    make_run("none")
+    listed = cusearch(capsys, "runs", "--folder", str(tmp_path / "runs"), "--tag", "lr")
+    assert "one" in listed
+    assert not any(name in listed for name in ("other", "none"))
+
+
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [

@@ -52,6 +52,7 @@ def data_of(text: str) -> dict[str, Any]:
 @pytest.fixture
 def config(atlas_config, tmp_path):
     folder = ["--run.folder", str(tmp_path / "demo"), "--run.steps", "10"]
+    folder += ["--run.tags", "short", "--run.note", "a first try"]
     made = load_config(atlas_config, [*folder, "--redis.url", f"redis://127.0.0.1:{free_port()}/0"])
     run_folder.mark(made.folder, made.run.name)
     record_start(made, 1, 0)
@@ -101,6 +102,7 @@ def test_the_facts_of_a_run(config):
         add_step(config, step)
     found = facts(KeptRun.read(config.folder))
     assert found["about"]["method"] == "sdga_phase"
+    assert found["about"]["said"] == ["short", "a first try"]
     assert found["bounds"]["s_max"] == 5
     assert found["progress"] == {
         "done": 3, "steps": 10, "step_s": 3.0, "outcome": "running or killed", "error": None

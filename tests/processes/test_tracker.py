@@ -27,7 +27,16 @@ LINES = "tests.metrics.own_trackers:Lines"
 @pytest.fixture
 def config(atlas_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setattr(tracker, "POLL_S", 0.02)
-    options = ["--run.folder", str(tmp_path / "run"), "--run.steps", "4", "--run.trackers", LINES]
+    options = [
+        "--run.folder",
+        str(tmp_path / "run"),
+        "--run.steps",
+        "4",
+        "--run.trackers",
+        LINES,
+        "--run.tags",
+        "short",
+    ]
     made = load_config(atlas_config, options)
     run_folder.mark(made.folder, made.run.name)
     return made
@@ -203,7 +212,7 @@ def test_wandb_keeps_a_run_offline(config, tmp_path):
         config.folder.glob(f"tracked/wandb/offline-run-*/run-{run_folder.read_marker(config.folder).id}.wandb")
     )
     assert len(kept) == 2, "W&B joins them by their id when they are synced"
-    for name in (b"reward/em", b"depth/generated/1", b"eval/2/em", b"max_staleness"):
+    for name in (b"reward/em", b"depth/generated/1", b"eval/2/em", b"max_staleness", b"short"):
         assert name in kept[0].read_bytes()
     assert b"reward/em" in kept[1].read_bytes()
 
@@ -229,6 +238,7 @@ def test_mlflow_keeps_a_run(config, tmp_path, monkeypatch):
     (run,) = client.search_runs([client.get_experiment_by_name("cusearch").experiment_id])
     assert run.info.run_name == "atlas"
     assert run.info.status == "FINISHED"
+    assert "short" in run.data.tags
     assert run.data.params["pool.max_staleness"] == "2"
     history = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "reward/em")}
     assert history == {0: 0.0, 1: 0.25, 2: 0.5, 3: 0.75}
