@@ -1,10 +1,13 @@
 """`cusearch runs`: the runs in a folder; `runs compare RUN RUN...`: their differences and curves; `runs plot RUN...`: a
-plot of each, finished or not; `runs export RUN...`: their figures as a table."""
+plot of each, finished or not; `runs export RUN...`: their figures as a table; `runs fork RUN NEW`: another run that
+continues from its checkpoint."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,16 @@ from rich.table import Table
 
 from cusearch_async.cli.parts.figure import draw, draw_together, refuse_format
 from cusearch_async.cli.parts.terminal import cut, plain
+from cusearch_async.config.section import NAME
 from cusearch_async.dashboard.kept import FAILED, KeptRun
 from cusearch_async.errors import ConfigError, first_line, packages_of
-from cusearch_async.files import refuse_unwritable, writing_output
+from cusearch_async.files import put_in_place, refuse_unwritable, writing, writing_output
 from cusearch_async.metrics.files import read_metrics
+from cusearch_async.run import folder as run_folder
 from cusearch_async.run import identity
 from cusearch_async.run.folder import METRICS
 from cusearch_async.run.history import made_otherwise
+from cusearch_async.training.checkpoint import Checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +60,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     exporting.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER", help="such as runs/demo")
     exporting.add_argument("--output", type=Path, required=True, help="the .parquet file to write")
     exporting.set_defaults(run=export)
+    forking = actions.add_parser("fork", help="begin another run with a checkpoint of this one, to try other settings")
+    forking.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="such as runs/demo")
+    forking.add_argument("new", type=Path, metavar="NEW_FOLDER", help="of the other run, which is named like it")
+    forking.add_argument("--step", type=int, help="of the checkpoint (the newest)")
+    forking.set_defaults(run=fork)
 
 
 def list_runs(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -187,6 +198,31 @@ def export(arguments: argparse.Namespace, _: list[str]) -> None:
     with writing_output(output, "--output"):
         parquet.write_table(table, output)
     log.info("wrote %d figures to %s", len(rows), output)
+
+
+def fork(arguments: argparse.Namespace, _: list[str]) -> None:
+    """Raises: ConfigError for a folder or checkpoint that is not there or damaged, or a folder that is in use."""
+    run, new = KeptRun.read(arguments.folder), arguments.new
+    if not re.fullmatch(NAME, new.name):
+        raise ConfigError(f"the other run is named like its folder, so {new.name!r} cannot be one; see run.name")
+    kept = Checkpoints(run.folder, 1, [(start.epoch, start.step) for start in run.starts]).by_step()
+    step = max(kept, default=0) if arguments.step is None else arguments.step
+    if step not in kept:
+        raise ConfigError(
+            f"{run.folder} has no checkpoint of step {step}; it has {', '.join(map(str, kept)) or 'none'}"
+        )
+    checkpoint = kept[step]
+    if damaged := checkpoint.damaged():
+        raise ConfigError(f"checkpoint {checkpoint.path} is damaged ({', '.join(damaged[:3])}); take another --step")
+    run_folder.mark(new, new.name)
+    place = new / "checkpoints" / checkpoint.path.name
+    if place.parent.exists():
+        raise ConfigError(f"{new} has checkpoints already; name a new folder")
+    with writing(place) as unfinished:
+        shutil.copytree(checkpoint.path, unfinished)
+    put_in_place(place)
+    log.info("%s begins at step %d; give it the settings to try:", new, step)
+    log.info("cusearch launch %s --run.name %s --run.folder %s", run.folder / "config.toml", new.name, new)
 
 
 def long_form(run: KeptRun) -> Iterator[dict[str, Any]]:

@@ -57,7 +57,7 @@ class Run:
 
     def on_folder(self, command: str, *flags: str) -> Process:
         """Start `cusearch COMMAND RUN_FOLDER` with flags."""
-        return self._start("cusearch_async.cli.main", command, str(self.folder), *flags)
+        return self._start("cusearch_async.cli.main", *command.split(), str(self.folder), *flags)
 
     def worker(self, name: str, **changes: Any) -> Process:
         """Start `python -m workers.NAME`."""

@@ -70,6 +70,17 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
     assert status == 0
     assert "run atlas is complete: 6 steps are done" in " ".join(output.split())
 
+    other = Run(run.folder.parent / "other", run.overrides | {"run.folder": run.folder.parent / "other"}, run.forks)
+    other.started = run.started
+    status, output = finish(run.on_folder("runs fork", str(other.folder), "--step", "4"))
+    assert status == 0, output
+    status, output = finish(other.cusearch("launch", run__name="other", run__steps=5, learner__lr=2e-4))
+    assert status == 0, output
+    assert "learner: resuming from step 4" in output
+    assert [row["step"] for row in other.metrics()] == [4]
+    assert other.metrics()[0]["train/lr"] == 2e-4
+    assert len(run.metrics()) == 6
+
 
 def test_a_run_of_which_every_episode_fails_ends_with_their_error_and_recommends_no_model(run: Run):
     """Before: exit 0, "the ledger closes", the untouched start model recommended, and 320 equal lines in the log."""
