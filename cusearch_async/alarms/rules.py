@@ -183,6 +183,12 @@ def _no_worker(h: History) -> Finding:
     return Finding(in_a_row(workers < most / 2, 2), lambda n: f"{workers[n]:.0f} alive, there were {most[n]:.0f}")
 
 
+def _slow_publishing(h: History) -> Finding:
+    publishing, step = h.of("time/publishing_s"), h.of("time/step_s")
+    fires = in_a_row((publishing > 0.8 * step) & (publishing > 1), 3)
+    return Finding(fires, lambda n: f"publishing takes {publishing[n]:.1f} s, a step {step[n]:.1f} s")
+
+
 def _buffer_full(h: History) -> Finding:
     held = h.of("buffer/bytes") / h.limits.buffer_bytes
     return Finding(held > 0.9, lambda n: f"{held[n]:.0%} of redis.max_mib")
@@ -363,6 +369,14 @@ RULES = (
         "Look at its machine, or end it: its tickets go to others.",
         "cusearch buckets {run}/config.toml --workers",
         _slow_worker,
+    ),
+    Rule(
+        "slow_publishing",
+        "publishing takes more than 0.8 of a step, and a second, in three steps",
+        "Steps wait until the weights before them are written: the disk is slow, or full of other work.",
+        "Put weights.folder into /dev/shm, or raise learner.publish_every.",
+        "cusearch check {run}/config.toml",
+        _slow_publishing,
     ),
     Rule(
         "buffer_full",
