@@ -68,8 +68,9 @@ def shown(path: Path, overrides: list[str]) -> Shown:
         config = load_config([path], overrides)
         return Shown(config.folder, config)
     settings = next((path / name for name in SETTINGS if (path / name).exists()), None)
+    here = ["--run.folder", str(path)]  # its password is in it; the config may say where the folder was when it began
     try:
-        return Shown(path, load_config([settings], overrides) if settings else None)
+        return Shown(path, load_config([settings], [*here, *overrides]) if settings else None)
     except ConfigError as error:  # of another version, perhaps
         log.warning("%s: its Redis is not looked into: %s", path, first_line(error))
         return Shown(path, None)

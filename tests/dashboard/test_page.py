@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from yarl import URL
 
 from cusearch_async.cli.dashboard import names_of, shown
-from cusearch_async.config import load_config
+from cusearch_async.config import load_config, save_config
 from cusearch_async.dashboard import facts as facts_module
 from cusearch_async.dashboard.facts import columns, facts, in_short, rounded
 from cusearch_async.dashboard.kept import KeptRun
@@ -348,6 +348,14 @@ def test_a_config_of_another_version_leaves_only_redis_out(config, caplog):
     assert run.config is None
     assert "its Redis is not looked into" in caplog.text
     assert run.make(facts)["about"]["method"] == "sdga_phase"
+
+
+def test_the_redis_of_a_folder_is_asked_with_the_password_in_it(config, tmp_path, monkeypatch):
+    """The config of a run that was started in another folder says `runs/demo`."""
+    relative = config.model_copy(update={"run": config.run.model_copy(update={"folder": Path("runs/demo")})})
+    save_config(relative, config.folder / "config.toml")
+    monkeypatch.chdir(tmp_path)
+    assert shown(config.folder, []).config.folder == config.folder
 
 
 def test_a_browser_that_listens_does_not_hold_the_server(config):
