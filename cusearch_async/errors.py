@@ -133,7 +133,7 @@ class JudgeFailed(CusearchError):
 
 
 class TrackerFailed(CusearchError):
-    """A tracker of run.trackers cannot begin."""
+    """A tracker did not get everything of a run."""
 
 
 def first_line(error: BaseException) -> str:

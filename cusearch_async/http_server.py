@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -18,22 +17,22 @@ from cusearch_async.lifecycle.signals import stop_on_signals
 log = logging.getLogger(__name__)
 
 
-async def serve(application: web.Application, url: str, key: str, tokens: Collection[str] = ()) -> None:
-    """Serve on loopback at the port of `url`, the setting `key`, until a signal arrives. With `tokens`, at the host of
-    `url`, which may be any: each request needs one of them.
+async def serve(application: web.Application, url: str, key: str, token: str = "") -> None:
+    """Serve on loopback at the port of `url`, the setting `key`, until a signal arrives. With a `token`, at the host of
+    `url`, which may be any: each request needs it.
 
     Raises: ConfigError when the port is taken."""
     stop = stop_on_signals()
-    application.middlewares.append(_ask_for_token(tokens) if tokens else _refuse_browsers(url))
+    port, host = urlsplit(url).port or 80, (urlsplit(url).hostname if token else None) or LOOPBACK[0]
+    application.middlewares.append(_ask_for_token(token, port) if token else _refuse_browsers(url))
     # Work for disconnected clients is cancelled, and waiting clients do not delay the shutdown.
     runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=5)
     await runner.setup()
-    port, host = urlsplit(url).port or 80, (urlsplit(url).hostname if tokens else None) or LOOPBACK[0]
     try:
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
         at = f"port {port}" if host == LOOPBACK[0] else f"{host}, port {port}"
-        raise ConfigError(f"{key}: cannot listen on {at} ({error.strerror}); choose another") from error
+        raise ConfigError(f"{key}: cannot listen on {at} ({error.strerror or error}); choose another") from error
     log.info("listening at %s", url)
     await stop.wait()
     await runner.cleanup()
@@ -61,26 +60,24 @@ def _refuse_browsers(url: str) -> Middleware:
     return check
 
 
-COOKIE = "cusearch"
-
-
-def has_token(request: web.Request, tokens: Collection[str], given: str | None = None) -> bool:
-    """Whether a request has one of the tokens as its bearer; or `given` is one."""
+def has_token(request: web.Request, token: str, given: str | None = None) -> bool:
+    """Whether a request has the token as its bearer; or `given` is it."""
     found = given or request.headers.get("Authorization", "").removeprefix("Bearer ")
-    return any(hmac.compare_digest(found.encode(), token.encode()) for token in tokens)
+    return hmac.compare_digest(found.encode(errors="surrogateescape"), token.encode())
 
 
-def _ask_for_token(tokens: Collection[str]) -> Middleware:
+def _ask_for_token(token: str, port: int) -> Middleware:
     """A browser gives it once, as `?token=`, and then has it as a cookie that other sites cannot use."""
+    cookie = f"cusearch-{port}"  # a browser has one set of cookies for all ports of a host
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         in_address = request.query.get("token", "")
-        if in_address and has_token(request, tokens, in_address):
+        if in_address and has_token(request, token, in_address):
             found = web.HTTPFound(request.url.without_query_params("token").relative())
-            found.set_cookie(COOKIE, in_address, httponly=True, samesite="Strict")
+            found.set_cookie(cookie, in_address, httponly=True, samesite="Strict")
             raise found
-        if not has_token(request, tokens, request.cookies.get(COOKIE)):
+        if not has_token(request, token, request.cookies.get(cookie)):
             why = "this server needs its token: open the address that it has printed"
             return web.json_response({"error": why}, status=401)
         return await handler(request)

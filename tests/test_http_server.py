@@ -74,7 +74,7 @@ async def guarded() -> AsyncIterator[str]:
     application = web.Application()
     application.router.add_get("/x", answer)
     port = free_port()
-    serving = asyncio.create_task(serve(application, f"http://0.0.0.0:{port}", "--port", ["one", "two"]))
+    serving = asyncio.create_task(serve(application, f"http://0.0.0.0:{port}", "--port", "two"))
     await wait_until_async(lambda: asyncio.to_thread(is_listening, f"http://127.0.0.1:{port}"), 20)
     yield f"http://127.0.0.1:{port}"
     os.kill(os.getpid(), signal.SIGTERM)
@@ -91,5 +91,7 @@ async def test_from_other_machines_a_token_is_needed_once(guarded):
             assert "HttpOnly; Path=/; SameSite=Strict" in answer.history[0].headers["Set-Cookie"]
         async with browser.get(f"{guarded}/x") as answer:
             assert answer.status == 200
-    async with aiohttp.ClientSession(headers={"Authorization": "Bearer one"}) as program:
-        assert (await program.get(f"{guarded}/x")).status == 200
+    async with aiohttp.ClientSession() as program:
+        for token, status in (("Bearer two", 200), ("Bearer \udcff", 401), ("two", 200), ("Bearer ", 401)):
+            async with program.get(f"{guarded}/x", headers={"Authorization": token}) as answer:
+                assert answer.status == status

@@ -65,7 +65,7 @@ def test_an_installed_package_checks_a_shipped_config_in_an_empty_folder(start, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["learner", "rollout", "evaluator", "retriever", "tracker"])
+@pytest.mark.parametrize("name", ["learner", "rollout", "evaluator", "retriever"])
 def test_a_users_own_folders_shadow_nothing(start, tmp_path: Path, name: str):
     for folder in ("workers", "configs", "atlas"):
         (tmp_path / folder).mkdir()

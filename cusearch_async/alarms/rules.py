@@ -184,9 +184,11 @@ def _no_worker(h: History) -> Finding:
 
 
 def _slow_publishing(h: History) -> Finding:
-    publishing, step = h.of("time/publishing_s"), h.of("time/step_s")
-    fires = in_a_row((publishing > 0.8 * step) & (publishing > 1), 3)
-    return Finding(fires, lambda n: f"publishing takes {publishing[n]:.1f} s, a step {step[n]:.1f} s")
+    waits, step = h.of("time/publish_s"), h.of("time/step_s")
+    fires = in_a_row((waits > 0.3 * step) & (waits > 1), 3)
+    return Finding(
+        fires, lambda n: f"{waits[n]:.1f} s of a step's {step[n]:.1f} s are spent waiting for weights to be written"
+    )
 
 
 def _buffer_full(h: History) -> Finding:
@@ -372,8 +374,8 @@ RULES = (
     ),
     Rule(
         "slow_publishing",
-        "publishing takes more than 0.8 of a step, and a second, in three steps",
-        "Steps wait until the weights before them are written: the disk is slow, or full of other work.",
+        "more than 0.3 of a step, and a second, waiting until earlier weights are written, in three steps",
+        "Writing a version takes longer than a step: the disk is slow, or busy.",
         "Put weights.folder into /dev/shm, or raise learner.publish_every.",
         "cusearch check {run}/config.toml",
         _slow_publishing,

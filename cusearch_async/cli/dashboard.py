@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104  (who asks for it gets it, with a token)
 
+address = parsed(str, lambda host: ":" not in host, "an IPv4 address or a host's name")
 port = parsed(int, lambda number: 0 < number < 2**16, "a port, 1 to 65535")
 
 
@@ -30,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", metavar="RUN", help=text)
     parser.add_argument("--port", type=port, default=8787, help="its port (8787)")
     text = "where to listen; anywhere but on this machine, a page is shown only to who has its token (127.0.0.1)"
-    parser.add_argument("--host", default=LOOPBACK[0], help=text)
+    parser.add_argument("--host", metavar="ADDRESS", type=address, default=LOOPBACK[0], help=text)
     parser.add_argument("--output", type=Path, help="write the page of one run to this .html file, and end")
     add_trust(parser)
     parser.set_defaults(run=run)
@@ -49,15 +50,24 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         log.info("wrote %s", arguments.output)
         return
     names = names_of([run.folder for run in runs])
-    url = f"http://{arguments.host}:{arguments.port}"
-    tokens = [] if arguments.host in LOOPBACK else [run.token for run in runs if run.token]
-    if arguments.host not in LOOPBACK and not tokens:
-        raise ConfigError(f"--host {arguments.host} needs a token: set CUSEARCH_PAGE_TOKEN, or own the run's folder")
+    token = "" if arguments.host in LOOPBACK else token_of_all(runs, arguments.host)
     reached = socket.gethostname() if arguments.host == EVERYWHERE else arguments.host
-    for name, run in zip(names, runs, strict=True):
-        asked = f"?token={run.token}" if tokens else ""
+    for name in names:
+        asked = f"?token={token}" if token else ""
         log.info("the page of %s: http://%s:%d%s%s", name, reached, arguments.port, address_of(name), asked)
-    asyncio.run(serve(application(dict(zip(names, runs, strict=True))), url, "--port", tokens))
+    url = f"http://{arguments.host}:{arguments.port}"
+    key = f"--host {arguments.host} and --port" if token else "--port"
+    asyncio.run(serve(application(dict(zip(names, runs, strict=True))), url, key, token))
+
+
+def token_of_all(runs: list[Shown], host: str) -> str:
+    """Who has it sees all of them. Raises: ConfigError where they have none, or several."""
+    tokens = {run.token() for run in runs}
+    token = next(iter(tokens))
+    if len(tokens) > 1 or token is None:
+        what = "several runs" if len(runs) > 1 else "this folder"
+        raise ConfigError(f"--host {host} shows {what} only to who has a token: set CUSEARCH_PAGE_TOKEN")
+    return token
 
 
 def shown(path: Path, overrides: list[str]) -> Shown:

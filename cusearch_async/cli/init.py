@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,10 @@ def base_here() -> str:
 
 
 def _ask(asked: Asked) -> str:
-    return input(f"{asked.question} [as shipped]: ").strip() if sys.stdin.isatty() else ""
+    try:
+        return input(f"{asked.question} [as shipped]: ").strip() if sys.stdin.isatty() else ""
+    except EOFError:  # ctrl-D: nothing more is answered
+        return ""
 
 
 def written(base: str, name: str, answers: dict[str, str]) -> str:
@@ -122,7 +126,7 @@ def with_value(text: str, section: str, key: str, value: str | list[str]) -> str
 def _next(path: Path, answers: dict[str, str]) -> list[str]:
     commands = []
     if answers["data"]:
-        commands.append(f"cusearch data check {answers['data']} --config {path}")
+        commands.append(f"cusearch data check {shlex.quote(answers['data'])} --config {shlex.quote(str(path))}")
     if answers["passages"] and "://" not in answers["passages"]:
-        commands.append(f"cusearch index {path}")
-    return [*commands, f"cusearch check {path}", f"cusearch launch {path}"]
+        commands.append(f"cusearch index {shlex.quote(str(path))}")
+    return [*commands, *(f"cusearch {command} {shlex.quote(str(path))}" for command in ("check", "launch"))]

@@ -35,7 +35,7 @@ COMMANDS = {
     "config": "list every setting with its value and meaning, as Markdown",
     "buckets": "watch the depth buckets of a live run; its ledger and its workers",
     "buffer": "list, show, export, requeue or quarantine trajectories; pause and resume their generation",
-    "runs": "list the runs in a folder, compare them, draw them",
+    "runs": "list the runs in a folder, compare, draw, export, fork and track them",
     "dashboard": "serve a page of each run, alive or finished, or write it to a file",
     "alarms": "what looks wrong in a run, and what to do about it",
     "ask": "ask the agent that a run has trained, turn by turn",

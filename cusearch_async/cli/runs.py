@@ -1,12 +1,13 @@
 """`cusearch runs`: the runs in a folder; `runs compare RUN RUN...`: their differences and curves; `runs plot RUN...`: a
 plot of each, finished or not; `runs export RUN...`: their figures as a table; `runs fork RUN NEW`: another run that
-continues from its checkpoint."""
+continues from its checkpoint; `runs track RUN`: to W&B and others."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,13 +16,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from cusearch_async.cli.parts.arguments import add_trust
 from cusearch_async.cli.parts.figure import draw, draw_together, refuse_format
 from cusearch_async.cli.parts.terminal import cut, plain
 from cusearch_async.config.section import NAME
 from cusearch_async.dashboard.kept import FAILED, KeptRun
 from cusearch_async.errors import ConfigError, first_line, packages_of
 from cusearch_async.files import put_in_place, refuse_unwritable, writing, writing_output
-from cusearch_async.metrics.files import read_metrics
+from cusearch_async.metrics import tracking
+from cusearch_async.metrics.files import read_metrics, steps_done
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run import identity
 from cusearch_async.run.folder import METRICS
@@ -60,6 +63,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     exporting.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER", help="such as runs/demo")
     exporting.add_argument("--output", type=Path, required=True, help="the .parquet file to write")
     exporting.set_defaults(run=export)
+    following = actions.add_parser("track", help="send a run's figures to its trackers")
+    following.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="such as runs/demo")
+    text = "wandb, trackio, mlflow, or a class as package.module:Name (the run's run.trackers)"
+    following.add_argument("--tracker", action="append", default=[], metavar="NAME", help=text)
+    text = "continue until the run is finished; otherwise send what is there, and end"
+    following.add_argument("--follow", action="store_true", help=text)
+    add_trust(following)
+    following.set_defaults(run=track)
     forking = actions.add_parser("fork", help="begin another run with a checkpoint of this one, to try other settings")
     forking.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="such as runs/demo")
     forking.add_argument("new", type=Path, metavar="NEW_FOLDER", help="of the other run, which is named like it")
@@ -82,7 +93,8 @@ def list_runs(arguments: argparse.Namespace, _: list[str]) -> None:
     for folder in folders:
         try:
             run = KeptRun.read(folder)
-            if arguments.tag and arguments.tag not in run.setting("run", "tags"):
+            tags = run.setting("run", "tags")
+            if arguments.tag and not (isinstance(tags, list) and arguments.tag in tags):
                 continue
             cells, why = _cells(run, is_wide), run.error
         except (ConfigError, OSError) as error:  # such a run hides no other
@@ -102,7 +114,7 @@ def _cells(run: KeptRun, is_wide: bool) -> list[str]:
         run.folder.name,
         run.starts[0].time[0 if is_wide else 5 : 16].replace("T", " ") if run.starts else "–",
         str(run.setting("method", "name")),
-        f"{len(run.rows)}/{run.setting('run', 'steps')}",
+        f"{steps_done(run.rows)}/{run.setting('run', 'steps')}",
         _figure(last, "reward/em"),
         "–" if run.last_em is None else f"{run.last_em:.2f}",
         _figure(last, "depth/mean"),
@@ -151,14 +163,17 @@ def differences(first: KeptRun, other: KeptRun) -> list[str]:
 
 
 def _figures(runs: Sequence[KeptRun]) -> Table:
-    """Means over the last fifth of the steps that all of them have."""
-    count = min(len(run.rows) for run in runs)
-    shown = Table(title=f"means of steps {count - max(1, count // 5)} to {count - 1}", title_justify="left")
+    """Means over the last fifth of the steps that all of them have, by their numbers."""
+    common = sorted(set.intersection(*({row["step"] for row in run.rows} for run in runs)))
+    if not common:
+        raise ConfigError("these runs have no step in common")
+    last = common[-max(1, len(common) // 5) :]
+    shown = Table(title=f"means of steps {last[0]} to {last[-1]}", title_justify="left")
     shown.add_column("")
     for run in runs:
         shown.add_column(run.folder.name, justify="right", overflow="fold")
     for name, text in COMPARED.items():
-        shown.add_row(text, *(_mean(run.rows[count - max(1, count // 5) : count], name) for run in runs))
+        shown.add_row(text, *(_mean([row for row in run.rows if row["step"] in last], name) for run in runs))
     shown.add_row("EM, held-out, last", *("–" if run.last_em is None else f"{run.last_em:.3f}" for run in runs))
     return shown
 
@@ -200,6 +215,15 @@ def export(arguments: argparse.Namespace, _: list[str]) -> None:
     log.info("wrote %d figures to %s", len(rows), output)
 
 
+def track(arguments: argparse.Namespace, _: list[str]) -> None:
+    """Raises: ConfigError for a folder that is no run's, or no tracker; TrackerFailed; RunInUse."""
+    run = KeptRun.read(arguments.folder)
+    names = arguments.tracker or run.setting("run", "trackers")
+    if not isinstance(names, list) or not names or not isinstance(run.setting("run", "steps"), int):
+        raise ConfigError(f"the config of {run.folder} names no tracker; name one: --tracker wandb")
+    tracking.track(run.folder, run.settings, list(dict.fromkeys(names)), arguments.follow)
+
+
 def fork(arguments: argparse.Namespace, _: list[str]) -> None:
     """Raises: ConfigError for a folder or checkpoint that is not there or damaged, or a folder that is in use."""
     run, new = KeptRun.read(arguments.folder), arguments.new
@@ -216,13 +240,19 @@ def fork(arguments: argparse.Namespace, _: list[str]) -> None:
         raise ConfigError(f"checkpoint {checkpoint.path} is damaged ({', '.join(damaged[:3])}); take another --step")
     run_folder.mark(new, new.name)
     place = new / "checkpoints" / checkpoint.path.name
-    if place.parent.exists():
+    if any(place.parent.glob("step*")):
         raise ConfigError(f"{new} has checkpoints already; name a new folder")
     with writing(place) as unfinished:
         shutil.copytree(checkpoint.path, unfinished)
     put_in_place(place)
-    log.info("%s begins at step %d; give it the settings to try:", new, step)
-    log.info("cusearch launch %s --run.name %s --run.folder %s", run.folder / "config.toml", new.name, new)
+    if damaged := Checkpoints(new, 1).by_step()[step].damaged():
+        raise ConfigError(f"{place} is not what was copied ({', '.join(damaged[:3])}); delete it, and fork again")
+    log.info("%s begins at step %d of %s; add the settings to try:", new, step, run.setting("run", "steps"))
+    options = {"run.name": new.name, "run.folder": new, "run.steps": run.setting("run", "steps")}
+    if run.setting("weights", "folder") != "–":
+        options["weights.folder"] = new / "weights"
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    log.info("%s", shlex.join(["cusearch", "launch", str(run.folder / "config.toml"), *words]))
 
 
 def long_form(run: KeptRun) -> Iterator[dict[str, Any]]:

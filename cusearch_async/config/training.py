@@ -125,7 +125,7 @@ class LearnerConfig(Section):
     checkpoint_every: Free[int] = Field(10, ge=1)
     """Learner steps between checkpoints; a killed run continues from the newest."""
     keep_checkpoints: Free[int] = Field(2, ge=1)
-    """Checkpoints to keep, besides the best one by eval.every; older ones are deleted."""
+    """Checkpoints to keep, besides the best one of those that were scored (eval.in_order); older ones are deleted."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between published weight versions."""
     cores: Free[Numbers] = ()

@@ -14,7 +14,7 @@ from cusearch_async.alarms.firing import Alarm, alarms_of, look_closer
 from cusearch_async.alarms.rules import RULES, Rule
 from cusearch_async.config import flat
 from cusearch_async.dashboard.kept import KeptRun
-from cusearch_async.metrics.files import seconds_per_step
+from cusearch_async.metrics.files import seconds_per_step, steps_done
 from cusearch_async.training.recorder import recorded
 
 Json = dict[str, Any]
@@ -31,7 +31,7 @@ SIDES = {"before": "the start", "after": "the end", "baseline": "the baseline"}
 
 def facts(run: KeptRun) -> Json:
     """All but what Redis and the step records hold."""
-    return news(run) | {"rows": columns(run.rows), "last": last_of(run.rows)}
+    return news(run) | {"rows": columns(run.rows), "last": last_of(run.rows), "count": len(run.rows)}
 
 
 def last_of(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -96,7 +96,7 @@ def bounds(run: KeptRun) -> Json:
 def progress(run: KeptRun) -> Json:
     """Steps done and planned, the seconds of a step, and how the run has ended."""
     return {
-        "done": len(run.rows),
+        "done": steps_done(run.rows),
         "steps": run.setting("run", "steps"),
         "step_s": rounded(seconds_per_step(run.rows)),
         "outcome": run.outcome,
@@ -160,7 +160,7 @@ def demo_score(run: KeptRun, side: str) -> Json | None:
     try:
         found = json.loads((run.folder / f"eval_{side}.json").read_bytes())
         return {
-            "step": len(run.rows) if side == "after" else 0,
+            "step": steps_done(run.rows) if side == "after" else 0,
             "what": SIDES[side],
             "categories": by_category(found["scores"]),
             "right": right({"each": found["questions"]}),
@@ -197,7 +197,7 @@ def lag(run: KeptRun) -> Json | None:
     if not isinstance(every, int) or not every or not run.rows:
         return None
     scored = run.scores[-1]["step"] if run.scores else 0
-    behind = len(run.rows) - scored
+    behind = steps_done(run.rows) - scored
     if behind <= 2 * every:
         return None
     text = f"the newest scored version is {scored}, {behind} steps ago, with eval.every = {every}"

@@ -302,10 +302,11 @@ function changePanel() {
 function makeChangePanel() {
   const field = (label, type) => make("input", { type, placeholder: label, "aria-label": label, autocomplete: "off" });
   const [token, what] = [field("token", "password"), field("ticket, or ticket:rollout", "text")];
-  token.value = sessionStorage.getItem("token") ?? "";
-  const said = make("p", { class: "faint", role: "status", text: "The token is in the file page-token of the run's folder." });
+  const kept = `token of ${location.pathname}`;
+  token.value = sessionStorage.getItem(kept) ?? "";
+  const said = make("p", { class: "faint", role: "status", text: "The token is in the file page-token of the run's folder, or in CUSEARCH_PAGE_TOKEN." });
   const change = async (action) => {
-    sessionStorage.setItem("token", token.value);
+    sessionStorage.setItem(kept, token.value);
     try {
       const headers = { "Content-Type": "application/json", Authorization: `Bearer ${token.value}` };
       const answer = await (await fetch("act", { method: "POST", headers, body: JSON.stringify({ action, what: what.value }) })).json();
@@ -576,12 +577,12 @@ function take(news) {
   Object.assign(data, others, { silent: false });
   const isCalm = ["episodes", "settings", "heldout"].includes(current());
   if (document.hidden) missed = true;
-  else if (isCalm || !Object.keys(others).some((name) => !["live", "last"].includes(name)) && !rows) showNow();
+  else if (isCalm || !Object.keys(others).some((name) => !["live", "last", "count"].includes(name)) && !rows) showNow();
   else show();
 }
 
 function follow() {
-  const stream = new EventSource(`events?from=${data.progress.done}&last=${encodeURIComponent(data.last)}`);
+  const stream = new EventSource(`events?from=${data.count}&last=${encodeURIComponent(data.last)}`);
   stream.onmessage = (event) => take(JSON.parse(event.data));
   stream.onerror = () => {
     stream.close();

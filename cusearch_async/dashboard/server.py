@@ -28,7 +28,7 @@ from cusearch_async.dashboard.prometheus import CONTENT_TYPE, exposition
 from cusearch_async.errors import ConfigError, CusearchError, first_line
 from cusearch_async.http_server import has_token
 from cusearch_async.replay.selection import RecordedStep
-from cusearch_async.run.folder import METRICS, SCORES
+from cusearch_async.run.folder import METRICS, SCORES, read_marker
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,6 @@ class Shown:
     def __init__(self, folder: Path, config: Config | None) -> None:
         """`config`: to look into its Redis; None where that is not wanted."""
         self.folder, self.config = folder, config
-        self.token = token_of(folder) if config is not None else None
-        """That of a request which changes the run; None where none may."""
         self._kept: KeptRun | None = None
         self._reading = threading.Lock()
 
@@ -54,6 +52,16 @@ class Shown:
         with self._reading:
             self._kept = KeptRun.read(self.folder, self._kept)
             return what(self._kept)
+
+    def token(self) -> str | None:
+        """That of a request which changes the run; None where none may: its Redis is not looked into, or its folder is
+        not this user's to write. Made at the first call."""
+        try:
+            is_run = self.config is not None and read_marker(self.folder) is not None
+            return make_page_token(self.folder) if is_run else None
+        except (OSError, ConfigError) as error:
+            log.info("%s: the page changes nothing of this run: %s", self.folder, first_line(error))
+            return None
 
     def changed(self) -> tuple[int, ...]:
         """Differs when something that `read` reads has changed."""
@@ -66,14 +74,12 @@ class Shown:
         async with Live(self.config, self.folder) as live:
             return await live.now()
 
-
-def token_of(folder: Path) -> str | None:
-    """None for a folder that is not this user's to write."""
-    try:
-        return make_page_token(folder)
-    except (OSError, ConfigError) as error:
-        log.info("%s: the page changes nothing of this run: %s", folder, first_line(error))
-        return None
+    async def change(self, action: str, what: str, reason: str) -> str:
+        """As `actions.act`. Raises: ConfigError; BufferUnavailable."""
+        if self.config is None:
+            raise ConfigError("the Redis of this run is not looked into")
+        async with Live(self.config, self.folder) as live:
+            return await live.act(action, what, reason)
 
 
 RUNS = web.AppKey("runs", dict[str, Shown])
@@ -86,6 +92,8 @@ def application(runs: Mapping[str, Shown]) -> web.Application:
     found = web.Application()
     found[RUNS], found[CLOSING] = dict(runs), asyncio.Event()
     found.on_shutdown.append(close)
+    for run in runs.values():  # for who wants to change it
+        run.token()
     found.add_routes(
         [
             web.get("/", index),
@@ -209,7 +217,7 @@ class Sent:
         elif rows[self._steps :]:
             fresh["rows"] = columns(rows[self._steps :])
         self._texts, self._steps, self._last = texts, len(rows), last_of(rows)
-        return fresh | {"last": self._last}
+        return fresh | {"last": self._last, "count": self._steps}
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -230,14 +238,16 @@ def newest(kept: KeptRun) -> tuple[Json, list[str]]:
 async def change(request: web.Request) -> web.Response:
     """{"action": "pause", "what": "", "reason": ""}; with the run's token."""
     run = of_address(request)
-    if run.config is None or run.token is None:
+    token = run.token()
+    if token is None:
         return web.json_response({"error": "this page changes nothing of its run"}, status=403)
-    if not has_token(request, [run.token]):
-        return web.json_response({"error": "the token is not that of this run's file page-token"}, status=401)
+    if not has_token(request, token):
+        why = "the token is not that of this run: its file page-token, or CUSEARCH_PAGE_TOKEN"
+        return web.json_response({"error": why}, status=401)
     try:
         asked = msgspec.json.decode(await request.read(), type=Change)
-        async with Live(run.config, run.folder) as live:
-            return web.json_response({"done": await live.act(asked.action, asked.what.strip(), asked.reason)})
+        done = await asyncio.shield(run.change(asked.action, asked.what.strip(), asked.reason))  # if the browser leaves
+        return web.json_response({"done": done})
     except msgspec.MsgspecError as error:
         return web.json_response({"error": first_line(error)}, status=400)
     except CusearchError as error:

@@ -63,6 +63,11 @@ def _of_latest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [kept[step] for step in sorted(kept)]
 
 
+def steps_done(rows: Sequence[dict[str, Any]]) -> int:
+    """Also those of the run that this one was forked from, which are not among its rows."""
+    return int(rows[-1]["step"]) + 1 if rows else 0
+
+
 def seconds_per_step(rows: Sequence[dict[str, Any]]) -> float | None:
     """The median of the newest start's last ten steps; None before its second one: the first waits for engines that
     start."""

@@ -5,6 +5,7 @@ Projects, servers and keys are settings of the trackers themselves, in their env
 from __future__ import annotations
 
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from cusearch_async.config.keys import flat
-from cusearch_async.errors import MissingExtra, TrackerFailed, first_line, packages_of
+from cusearch_async.errors import MissingExtra, packages_of
 from cusearch_async.extensions import load
 
 PROJECT = "cusearch"
 """Where the tracker's environment names no project."""
 _PARAMETER_LENGTH = 500
 _PARAMETERS_AT_ONCE = 100
+_REFUSED_BY_MLFLOW = re.compile(r"[^/\w.\- :]+")
+"""In the name of a metric; categories of questions are users' words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,12 @@ class TrackedRun:
     folder: Path
     """For the tracker's files; a folder in the run's."""
     settings: dict[str, Any]
-    """The whole config, by section; no secret is a setting."""
+    """The config, by section, without hooks of alarms."""
 
 
 class Tracker(ABC):
-    """One run in a tracker. A run that was tracked before is continued. Whatever a method raises is logged, and what
-    was not logged is logged again later; the run itself never waits."""
+    """One run in a tracker. A run that was tracked before is continued. Whatever a method raises is logged, and it is
+    called again later; the run itself never waits."""
 
     @abstractmethod
     def __init__(self, run: TrackedRun) -> None: ...
@@ -46,8 +49,8 @@ class Tracker(ABC):
         """The figures of a step, or the scores of version `step`. A learner that goes back to a checkpoint makes its
         steps again."""
 
-    def close(self) -> None:
-        """Called once; what was logged is sent."""
+    def close(self, is_finished: bool) -> None:
+        """Called once, when the run `is_finished`, or this process ends before that."""
         return
 
 
@@ -62,8 +65,8 @@ class Wandb(Tracker):
             name=run.name,
             dir=str(run.folder),
             config=run.settings,
-            notes=run.settings["run"]["note"],
-            tags=run.settings["run"]["tags"],
+            notes=run.settings["run"].get("note", ""),
+            tags=run.settings["run"].get("tags", ()),
             resume="allow",
         )
         self._run.define_metric("step")
@@ -72,7 +75,7 @@ class Wandb(Tracker):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({**values, "step": step})
 
-    def close(self) -> None:
+    def close(self, is_finished: bool) -> None:
         self._run.finish()
 
 
@@ -88,7 +91,7 @@ class Trackio(Tracker):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
 
-    def close(self) -> None:
+    def close(self, is_finished: bool) -> None:
         self._run.finish()
 
 
@@ -107,21 +110,24 @@ class MLflow(Tracker):
         if found:
             self._id = found[0].info.run_id
             client.update_run(self._id, status="RUNNING")
+        else:
+            tags = {"cusearch.run": run.id, "mlflow.note.content": run.settings["run"].get("note", "")}
+            tags |= dict.fromkeys(run.settings["run"].get("tags", ()), "")
+            self._id = client.create_run(place, run_name=run.name, tags=tags).info.run_id
+        if found and found[0].data.params:
             return
-        tags = {"cusearch.run": run.id, "mlflow.note.content": run.settings["run"]["note"]}
-        tags |= dict.fromkeys(run.settings["run"]["tags"], "")
-        self._id = client.create_run(place, run_name=run.name, tags=tags).info.run_id
         settings = [entities.Param(key, str(value)[:_PARAMETER_LENGTH]) for key, value in flat(run.settings)]
         for start in range(0, len(settings), _PARAMETERS_AT_ONCE):
             client.log_batch(self._id, params=settings[start : start + _PARAMETERS_AT_ONCE])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        metrics = [self._entities.Metric(name, value, now, step) for name, value in values.items()]
+        named = {_REFUSED_BY_MLFLOW.sub("_", name): value for name, value in values.items()}
+        metrics = [self._entities.Metric(name, value, now, step) for name, value in named.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
-    def close(self) -> None:
-        self._client.set_terminated(self._id)
+    def close(self, is_finished: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if is_finished else "KILLED")
 
 
 TRACKERS: dict[str, tuple[type[Tracker], str]] = {
@@ -142,18 +148,6 @@ def tracker_class(name: str) -> type[Tracker]:
     if find_spec(package) is None:
         raise MissingExtra(f"run.trackers: {package} is not installed: pip install 'cusearch-async[trackers]'")
     return kind
-
-
-def open_tracker(name: str, run: TrackedRun) -> Tracker:
-    """Raises: ConfigError as `tracker_class`; TrackerFailed with what the tracker says."""
-    kind = tracker_class(name)
-    try:
-        return kind(run)
-    except MissingExtra:
-        raise
-    except Exception as error:  # any error of a library that is not ours
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise TrackerFailed(f"run.trackers: {name} cannot begin: {reason}") from error
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:

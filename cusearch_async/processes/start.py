@@ -89,21 +89,9 @@ def retriever(config: Config) -> None:
     asyncio.run(retriever.run(config))
 
 
-def tracker(config: Config, gpu: Gpus = ()) -> None:
-    """Sends the run's figures to run.trackers."""
-    if not config.run.trackers:
-        raise ConfigError("run.trackers is empty, so nothing is sent; name one, like --run.trackers wandb")
-    lower_priority()
-    configure_process([], gpu, count_sharers(config))
-    from cusearch_async.processes import tracker  # noqa: PLC0415  (as above)
-
-    asyncio.run(tracker.run(config))
-
-
 PROCESSES: dict[str, Callable[..., None]] = {
     "retriever": retriever,
     "learner": learner,
     "rollout": rollout,
     "evaluator": evaluator,
-    "tracker": tracker,
 }

@@ -173,10 +173,16 @@ class Checkpoints:
         return kept[0].state.step if len(kept) == self._keep else 0
 
     def best(self) -> Checkpoint | None:
-        """That of the version with the highest exact match on held-out questions, the first of several; None before
-        one is scored."""
-        rows = read_scores(self.folder.parent / SCORES, self._starts)
-        scored = {row["step"]: row["all"]["em"] for row in rows if "all" in row}
+        """Of those whose version was scored: that with the highest exact match on held-out questions, the first of
+        several; None where there is none."""
+        try:
+            rows = read_scores(self.folder.parent / SCORES, self._starts)
+        except OSError as error:
+            log.warning("%s cannot be read, so no checkpoint is known to be the best: %s", SCORES, error.strerror)
+            rows = []
+        scored = {
+            row["step"]: row["all"]["em"] for row in rows if isinstance(row.get("all"), dict) and "em" in row["all"]
+        }
         found = (checkpoint for step, checkpoint in self.by_step().items() if step in scored)
         return max(found, key=lambda checkpoint: scored[checkpoint.state.step], default=None)
 

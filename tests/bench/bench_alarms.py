@@ -28,7 +28,7 @@ from cusearch_async.config import Config, load_config
 from cusearch_async.dashboard.facts import firing, lag
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.live import Live
-from cusearch_async.errors import ConfigError, ProcessDied, first_line
+from cusearch_async.errors import CusearchError, first_line
 from cusearch_async.run import folder as run_folder
 from tests.bench import figures
 from tests.conftest import own_services
@@ -37,7 +37,6 @@ OUTPUT, FOLDER = Path("runs/bench/alarms.json"), Path("runs/bench/alarms")
 STEPS, AT_STEP, LIMIT_S = 14, 4, 400.0
 TWO_WORKERS = ("--rollout.workers", "2")
 FAULTS_AT = "tests.bench.faults"
-Disturb = Callable[[Fleet], Iterator[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,12 @@ class Fault:
 
 
 def pids(fleet: Fleet, name: str) -> list[int]:
-    """Of a process and its children."""
-    process = psutil.Process(fleet.children[name].process.pid)
-    return [process.pid, *(child.pid for child in process.children(recursive=True))]
+    """Of a process and its children, if it is alive."""
+    try:
+        process = psutil.Process(fleet.children[name].process.pid)
+        return [process.pid, *(child.pid for child in process.children(recursive=True))]
+    except (KeyError, psutil.NoSuchProcess):
+        return []
 
 
 def send(fleet: Fleet, name: str, number: signal.Signals) -> None:
@@ -132,6 +134,7 @@ class Seen:
     """What is told of a run, and how many steps were done when it was first told."""
 
     names: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
     ended: str = ""
 
     def look(self, config: Config) -> int:
@@ -141,7 +144,8 @@ class Seen:
         now = asyncio.run(live(config)).get("troubles", ()) if kept.rows else ()
         for name in (*firing(kept), *(one["name"] for one in now), *([lagging["name"]] if lagging else ())):
             self.names.setdefault(name, len(kept.rows))
-        return len(kept.rows)
+        self.steps = len(kept.rows)
+        return self.steps
 
 
 async def live(config: Config) -> dict[str, Any]:
@@ -157,7 +161,7 @@ def run_with(name: str, fault: Fault, seed: int) -> dict[str, Any]:
         config = load_config(Path("atlas"), [*base, *fault.settings])
         run_folder.forget(config.folder)
         watch(config, fault, seen, began)
-    except (ConfigError, ProcessDied) as error:
+    except CusearchError as error:
         seen.ended = first_line(error)
     told = {told: step for told, step in seen.names.items() if told in fault.names}
     by_end = any(part in seen.ended for part in fault.names)
@@ -166,6 +170,7 @@ def run_with(name: str, fault: Fault, seed: int) -> dict[str, Any]:
         "named_by": min(told, key=told.__getitem__, default="the end of the run" if by_end else ""),
         "at_step": min(told.values(), default=None),
         "planted_at": AT_STEP if fault.disturb else 0,
+        "steps": seen.steps,
         "told": seen.names,
         "ended": seen.ended,
         "seconds": round(time.monotonic() - began),
@@ -222,7 +227,7 @@ def write(faults: dict[str, Any], clean: dict[str, Any]) -> None:
             "clean": clean,
             "faults_planted": len(faults),
             "faults_named": sum(found["named"] for found in faults.values()),
-            "clean_runs": len(clean),
+            "clean_runs": sum(found["steps"] == STEPS and not found["ended"] for found in clean.values()),
             "false_alarms_clean_runs": sum(bool(found["told"]) for found in clean.values()),
         },
     )

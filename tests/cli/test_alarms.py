@@ -22,7 +22,7 @@ def folder(atlas_config, tmp_path):
 @pytest.mark.parametrize(
     ("depths", "status", "said"),
     [
-        ([3, 3, 3, 3], 0, "4 steps, 23 rules: none firing"),
+        ([3, 3, 3, 3], 0, f"4 steps, {len(RULES)} rules: none firing"),
         ([3, 3, 0, 0, 0], 1, "stops_searching at step 4: 1.03 searches an episode"),
         ([3, 3, 0, 0, 0, 6, 6, 6, 6], 0, "steps 3 to 4: stops_searching at step 4"),
     ],

@@ -300,9 +300,11 @@ def test_a_run_is_concluded_without_a_plot_where_nothing_can_draw(atlas_config, 
 def test_what_is_left_of_a_run_is_told_by_its_last_steps(step_s, steps, said):
     rows = [{"step": step, "epoch": 2, "time/step_s": seconds} for step, seconds in enumerate(step_s)]
     assert live.pace(rows, steps) == said
-    earlier = [{"step": 0, "epoch": 1, "time/step_s": 1e6} for _ in range(2)]
     assert live.pace([], steps) == "", "the first step waits for engines that start"
-    assert live.pace([*earlier, *rows], steps + 2) == said, "an earlier start, on another machine, does not count"
+    earlier = [{"step": step, "epoch": 1, "time/step_s": 1e6} for step in range(2)]
+    later = [row | {"step": row["step"] + 2} for row in rows]
+    assert live.pace([*earlier, *later], steps + 2) == said, "an earlier start, on another machine, does not count"
+    assert live.pace(later, steps + 2) == said, "of a fork from step 2"
 
 
 class Counted(Ended):

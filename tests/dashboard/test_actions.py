@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from cusearch_async.cli.dashboard import token_of_all
 from cusearch_async.config import Config, load_config
 from cusearch_async.dashboard.server import Shown, application
+from cusearch_async.errors import ConfigError
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.identity import Identity
 from cusearch_async.transport.buffer import open_buffer
@@ -46,7 +48,7 @@ def post(config: Config, body: Any, token: str | None = None, content: str = "ap
         async with TestClient(TestServer(application({"run": shown}))) as client:
             headers = {"Content-Type": content}
             if token != "":
-                headers["Authorization"] = f"Bearer {token or shown.token}"
+                headers["Authorization"] = f"Bearer {token or shown.token()}"
             text = body if isinstance(body, str) else json.dumps(body)
             async with client.post("/run/act", data=text, headers=headers) as answer:
                 (said,) = (await answer.json()).values()
@@ -122,17 +124,44 @@ def test_a_run_of_another_folder_is_not_changed(config, tmp_path):
 
 
 def test_the_token_is_for_its_user_only_and_stays(config, monkeypatch):
-    first, again = Shown(config.folder, config).token, Shown(config.folder, config).token
+    first, again = Shown(config.folder, config).token(), Shown(config.folder, config).token()
     file = config.folder / "page-token"
     assert first == again == file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     monkeypatch.setenv("CUSEARCH_PAGE_TOKEN", "given")
-    assert Shown(config.folder, config).token == "given"
+    assert Shown(config.folder, config).token() == "given"
+
+
+def test_on_other_addresses_all_runs_have_one_token(config, tmp_path, monkeypatch):
+    """Else who has the token of one would see the others."""
+    run_folder.mark(tmp_path / "other", "other")
+    own, other = Shown(config.folder, config), Shown(tmp_path / "other", config)
+    assert token_of_all([own], "0.0.0.0") == own.token()
+    with pytest.raises(ConfigError, match=r"--host 0\.0\.0\.0 shows several runs only .* set CUSEARCH_PAGE_TOKEN"):
+        token_of_all([own, other], "0.0.0.0")
+    with pytest.raises(ConfigError, match=r"--host 0\.0\.0\.0 shows this folder only"):
+        token_of_all([Shown(tmp_path, None)], "0.0.0.0")
+    monkeypatch.setenv("CUSEARCH_PAGE_TOKEN", "given")
+    assert token_of_all([own, other], "0.0.0.0") == "given"
+
+
+def test_a_folder_that_is_no_runs_gets_no_token(config, tmp_path):
+    """It would not be empty for the launch that makes it one."""
+    (tmp_path / "new").mkdir()
+    assert Shown(tmp_path / "new", config).token() is None
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_change_that_cannot_be_listed_is_made(config, monkeypatch, caplog):
+    (config.folder / "actions.jsonl").mkdir()
+    assert post(config, {"action": "pause"})[0] == 200
+    assert state(config)[0] is True
+    assert "pause was not added to" in caplog.text
 
 
 def test_a_page_that_does_not_look_into_redis_changes_nothing(config):
     shown = Shown(config.folder, None)
-    assert shown.token is None
+    assert shown.token() is None
 
     async def ask() -> int:
         async with TestClient(TestServer(application({"run": shown}))) as client:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 
 from cusearch_async.metrics.trackers import TrackedRun, Tracker
 
 
 class Lines(Tracker):
-    """Writes beside the run's folder; fails while there is a file `down`."""
+    """Writes into the folder above the run's. A file `down` there, or one that names the step, `refused` or `killed`,
+    makes it fail."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._folder = run.folder.parents[1]
@@ -22,9 +24,16 @@ class Lines(Tracker):
             file.write(json.dumps(what) + "\n")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._is("refused", step):
+            raise ValueError(f"step {step} is refused")
+        if self._is("killed", step):
+            os._exit(9)
         self._write(step, dict(values))
 
-    def close(self) -> None:
+    def _is(self, file: str, step: int) -> bool:
+        return (self._folder / file).exists() and (self._folder / file).read_text() == str(step)
+
+    def close(self, is_finished: bool) -> None:
         self._write("closed")
 
 

@@ -79,6 +79,7 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
     assert "learner: resuming from step 4" in output
     assert [row["step"] for row in other.metrics()] == [4]
     assert other.metrics()[0]["train/lr"] == 2e-4
+    assert "5 steps, 1 of them in" in output
     assert len(run.metrics()) == 6
 
 

@@ -41,11 +41,13 @@ _OPTIONAL = ("evaluator", "dashboard", "tracker")
 _STAGES = (
     (("rollout", "evaluator", "eval_"), 60.0),
     (("learner",), 300.0),
-    (("retriever", "simulator", "dashboard", "tracker"), 30.0),
+    (("tracker",), 60.0),
+    (("retriever", "simulator", "dashboard"), 30.0),
     (("redis",), 30.0),
 )
 """The order in which processes are stopped, and how many seconds each stage may take: first the workers, which release
-their tickets, then the learner, which saves its checkpoint, then the services."""
+their tickets, then the learner, which saves its checkpoint, the tracker, which sends its last steps, then the
+services."""
 
 _SECRETS = {
     "CUSEARCH_REDIS_PASSWORD": ("learner", "rollout", "evaluator", "dashboard"),
@@ -190,7 +192,8 @@ class Fleet:
         if self._config.eval.every:
             self.start_command("evaluator", "worker", "evaluator", options=_gpu_option(self._gpus.evaluator))
         if self._config.run.trackers:
-            self.start_command("tracker", "worker", "tracker")
+            command = ["runs", "track", str(self._config.folder), "--follow", "--trust"]
+            self._start("tracker", [sys.executable, "-m", "cusearch_async.cli.main", *command])
         for index, gpus in enumerate(self._gpus.workers):
             own = {"CUSEARCH_WORKER_INDEX": str(index)}
             self.start_command(f"rollout-{index}", "worker", "rollout", options=_gpu_option(gpus), env=own)
@@ -228,7 +231,7 @@ class Fleet:
 
     def check(self) -> None:
         """Raises: ProcessDied when a process has failed, or when a service or worker has ended. A run continues without
-        its evaluator, or its page."""
+        its evaluator, its page or its tracker."""
         for name in _OPTIONAL:
             child = self.children.get(name)
             if child is not None and child.process.poll():

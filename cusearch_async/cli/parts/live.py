@@ -29,7 +29,7 @@ from cusearch_async.dashboard.page import write_page
 from cusearch_async.data.questions import has_held_out
 from cusearch_async.errors import MissingExtra, ProcessDied, first_line
 from cusearch_async.lifecycle.progress import log_waiting, next_line_s
-from cusearch_async.metrics.files import read_metrics, seconds_per_step
+from cusearch_async.metrics.files import read_metrics, seconds_per_step, steps_done
 from cusearch_async.run.folder import METRICS, PAGE
 from cusearch_async.run.history import read_starts
 from cusearch_async.training.alarms import text_of
@@ -131,11 +131,11 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
 
     def body() -> list[RenderableType]:
         rows = rows_of(config.folder)
-        progress.update(task, completed=len(rows), pace=of_this_start())
+        progress.update(task, completed=steps_done(rows), pace=of_this_start())
         return [progress, *([progress_table(rows)] if rows else []), *alarms_after(len(rows))]
 
     def what() -> str:
-        done, steps = len(rows_of(config.folder)), config.run.steps
+        done, steps = steps_done(rows_of(config.folder)), config.run.steps
         return f"waiting for step {done} of {steps}" if done < steps else "waiting for the learner and the evaluator"
 
     refuse_stopped = functools.cache(lambda: refuse_stopped_early(config))  # the checkpoints are read once
@@ -150,7 +150,7 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
 
 def pace(rows: list[dict[str, Any]], steps: int) -> str:
     """The time of a step and of the `steps` that are left; empty while it is not known."""
-    step_s, left = seconds_per_step(rows), steps - len(rows)
+    step_s, left = seconds_per_step(rows), steps - steps_done(rows)
     if step_s is None:
         return ""
     return f"{step_s:.1f} s a step" + (f", about {duration(left * step_s)} left" if left else "")
@@ -234,7 +234,8 @@ def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: floa
     staleness_max = max(row["staleness/max"] for row in rows)
     trapped = sum(row.get("selection/phase_trapped", 0.0) > 0 for row in rows)
     console.print(progress_table(rows))
-    done = f"{len(rows)} steps, {max(0, len(rows) - earlier)} of them" if earlier else f"{len(rows)} steps"
+    steps = steps_done(rows)
+    done = f"{steps} steps, {max(0, steps - earlier)} of them" if earlier else f"{steps} steps"
     console.print(
         f"{done} in {wall_s:.0f} s, start-up included; {ledger.trained} trajectories trained, max staleness "
         f"{staleness_max:g} (bound {config.pool.max_staleness}); the ledger {'closes' if closes else 'DOES NOT CLOSE'}"

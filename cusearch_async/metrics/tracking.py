@@ -1,0 +1,208 @@
+"""Sends a run's figures and scores to its trackers, from the files that the run writes. So the learner never waits for
+a tracker, and a run can be tracked later."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cusearch_async.errors import TrackerFailed, first_line
+from cusearch_async.files import write_file
+from cusearch_async.lifecycle.signals import stop_signals
+from cusearch_async.metrics.files import MetricsFile, read_scores
+from cusearch_async.metrics.trackers import TrackedRun, Tracker, scalars, tracker_class
+from cusearch_async.run.folder import METRICS, SCORES, TRACKED, locked
+from cusearch_async.run.history import epochs_and_steps, read_starts, read_stop
+
+log = logging.getLogger(__name__)
+
+Figures = Callable[[Mapping[str, Any]], dict[str, float]]
+
+POLL_S = 2.0
+RETRY_AT_LEAST_EVERY_S = 60.0
+TRIES = 3
+"""After so many failures of a row, the next one is tried: if that succeeds, the tracker refuses this row."""
+KEPT_EVERY = 50
+"""Rows that are sent twice at most, when this process is killed."""
+END_S = 50.0
+"""Longest wait for trackers that are busy, after a signal."""
+_PLACELESS = ("epoch", "step", "time")
+
+
+def track(folder: Path, settings: Mapping[str, Any], names: Sequence[str], follow: bool) -> None:
+    """Send what the trackers `names` do not have of the run in `folder`. With `follow`, until the run is finished and
+    all is sent, or a signal arrives; what has failed is tried again. `settings`: the run's, as TOML has them.
+
+    Raises: ConfigError as `tracker_class`; RunInUse when another process sends this run; TrackerFailed when something
+    could not be sent."""
+    kinds = {name: tracker_class(name) for name in names}
+    (folder / TRACKED).mkdir(exist_ok=True)
+    refusal = f"another process tracks the run in {folder}; stop that first"
+    with locked(folder / TRACKED / "lock", fcntl.LOCK_EX, refusal):
+        stop = threading.Event()
+        for number in stop_signals():
+            signal.signal(number, lambda received, _: os._exit(128 + received) if stop.is_set() else stop.set())
+        run = TrackedRun(_id_of(folder), _name_of(folder, settings), folder / TRACKED, _sent_settings(settings))
+        last = settings["run"]["steps"] if settings["eval"]["every"] else None
+        senders = [Sender(folder, name, kind, run, last, follow, stop) for name, kind in kinds.items()]
+        for sender in senders:
+            sender.start()
+        _wait(senders, stop)
+        lacking = [sender.name for sender in senders if sender.lacks]
+        if lacking:
+            raise TrackerFailed(f"{', '.join(lacking)} did not get everything; `cusearch runs track {folder}` sends it")
+
+
+def _id_of(folder: Path) -> str:
+    """The same whenever the run is continued; another after a reset."""
+    file = folder / TRACKED / "id"
+    if not file.exists():
+        write_file(file, secrets.token_hex(8).encode())
+    return file.read_text(encoding="utf-8")
+
+
+def _name_of(folder: Path, settings: Mapping[str, Any]) -> str:
+    return str(settings["run"].get("name") or folder.resolve().name)
+
+
+def _sent_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without hooks of alarms: their addresses and commands may hold keys."""
+    return {section: values for section, values in settings.items() if section != "alarms"}
+
+
+def _wait(senders: Sequence[Sender], stop: threading.Event) -> None:
+    """Until all have ended; after a signal not for ever."""
+    deadline = None
+    while any(sender.is_alive() for sender in senders):
+        time.sleep(0.05)
+        if stop.is_set():
+            deadline = deadline or time.monotonic() + END_S
+            if time.monotonic() > deadline:
+                return
+
+
+class Sender(threading.Thread):
+    """Sends the rows of a run that a tracker does not have. Which it has is kept in the run's folder.
+
+    A thread that ends with the process: a library that blocks cannot hold it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        kind: type[Tracker],
+        run: TrackedRun,
+        last_scored: int | None,
+        follows: bool,
+        stop: threading.Event,
+    ) -> None:
+        """`last_scored`: the version that an evaluator scores last; None without an evaluator."""
+        super().__init__(name=name, daemon=True)
+        self._folder, self._kind, self._run = folder, kind, run
+        self._last_scored, self._follows, self._stop_asked = last_scored, follows, stop
+        self._tracker: Tracker | None = None
+        self._metrics = MetricsFile(folder / METRICS)
+        self._sent = {METRICS: (0, -1), SCORES: (0, -1)}
+        """The epoch and step of the newest row that was sent, by file."""
+        self._kept = folder / TRACKED / f"{name.replace(':', '-')}.json"
+        if self._kept.exists():
+            self._sent |= {file: (epoch, step) for file, (epoch, step) in json.loads(self._kept.read_bytes()).items()}
+        self._failures = 0
+        self.lacks = True
+        """Whether it does not have all that was there at the last look."""
+
+    def run(self) -> None:
+        is_over, count = False, 0
+        while not is_over:
+            is_asked, is_finished = self._stop_asked.is_set(), self._is_finished()
+            count += self._send_new()
+            is_over = is_asked or not self._follows or (is_finished and not self.lacks)
+            if not is_over:
+                wait_s = min(POLL_S * 2**self._failures, RETRY_AT_LEAST_EVERY_S)
+                self._stop_asked.wait(wait_s)
+        log.info("%s: %d steps and scores sent; %s has what was sent before", self.name, count, self._kept)
+        if self._tracker is not None:
+            try:
+                self._tracker.close(is_finished)
+            except Exception as error:  # any error of a library that is not ours
+                log.warning("%s cannot end: %s: %s", self.name, type(error).__name__, first_line(error))
+
+    def _is_finished(self) -> bool:
+        """Whether the newest learner has done all steps, and the evaluator has scored the last version."""
+        starts = read_starts(self._folder)
+        stop = read_stop(self._folder, starts[-1].epoch) if starts else None
+        if stop is None or stop.outcome != "finished" or self._last_scored is None:
+            return stop is not None and stop.outcome == "finished"
+        scores = read_scores(self._folder / SCORES, epochs_and_steps(self._folder))
+        return bool(scores) and scores[-1]["step"] >= self._last_scored
+
+    def _send_new(self) -> int:
+        """How many rows were sent. What has failed is logged, and left for the next look."""
+        self.lacks, count, errors = False, 0, []
+        try:
+            scores = read_scores(self._folder / SCORES, epochs_and_steps(self._folder))
+            if self._tracker is None:
+                self._tracker = self._kind(self._run)
+            for file, rows, figures in ((METRICS, self._metrics.read(), scalars), (SCORES, scores, _scores)):
+                sent, error = self._send(self._tracker, file, rows, figures)
+                count += sent
+                errors += [error] if error else []
+        except Exception as error:  # as in `run`
+            errors.append(error)
+        self._failures = self._failures + 1 if errors else 0
+        if errors:
+            self.lacks = True
+            log.warning("%s failed: %s: %s", self.name, type(errors[0]).__name__, first_line(errors[0]))
+        return count
+
+    def _send(
+        self, tracker: Tracker, file: str, rows: Sequence[dict[str, Any]], figures: Figures
+    ) -> tuple[int, Exception | None]:
+        """In order, up to the first that fails; how many, and its error."""
+        new = [row for row in sorted(rows, key=_place) if _place(row) > self._sent[file]]
+        refused: Exception | None = None
+        for count, row in enumerate(new):
+            try:
+                tracker.log(row["step"], figures({key: row[key] for key in row if key not in _PLACELESS}))
+            except Exception as error:  # as in `run`
+                if refused is None and self._failures >= TRIES:
+                    refused = error
+                    continue
+                self._keep()
+                return count, refused or error
+            if refused is not None:
+                log.warning(
+                    "%s refuses the step before %s of %s: %s", self.name, row["step"], file, first_line(refused)
+                )
+                refused = None
+            self._sent[file] = _place(row)
+            if count % KEPT_EVERY == KEPT_EVERY - 1:
+                self._keep()
+        if new:
+            self._keep()
+        return len(new), refused
+
+    def _keep(self) -> None:
+        write_file(self._kept, json.dumps(self._sent).encode())
+
+
+def _place(row: Mapping[str, Any]) -> tuple[int, int]:
+    return row["epoch"], row["step"]
+
+
+def _scores(row: Mapping[str, Any]) -> dict[str, float]:
+    """eval/CATEGORY/em, …; as `cusearch runs export` names them."""
+    found: dict[str, float] = {}
+    for category, scores in row.items():
+        if isinstance(scores, dict) and category != "each":
+            found |= {f"eval/{category}/{name}": value for name, value in scalars(scores).items()}
+    return found

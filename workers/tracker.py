@@ -1,9 +1,0 @@
-"""`python -m workers.tracker CONFIG [--section.key value]...`: `cusearch worker tracker` in a checkout."""
-
-import sys
-
-from cusearch_async.cli.main import main
-
-if __name__ == "__main__":
-    sys.argv[1:1] = ["worker", "tracker"]
-    main()
