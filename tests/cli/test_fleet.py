@@ -126,6 +126,17 @@ def test_each_process_is_told_its_gpus(config, monkeypatch):
     assert not any("--gpu" in commands[name] for name in ("learner", "rollout-0"))
 
 
+def test_a_run_with_trackers_has_a_process_that_sends_to_them(config, monkeypatch):
+    commands = {}
+    monkeypatch.setattr(Fleet, "_start", lambda self, name, command, env=None: commands.update({name: command}))
+    Fleet(config).start_run()
+    assert "tracker" not in commands
+    Fleet(config.model_copy(update={"run": config.run.model_copy(update={"trackers": ("wandb",)})})).start_run()
+    assert commands["tracker"][2:] == [
+        "cusearch_async.cli.main", "runs", "track", str(config.folder), "--follow", "--trust"
+    ]  # fmt: skip
+
+
 LAUNCH = """
 import sys
 from pathlib import Path
