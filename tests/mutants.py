@@ -250,7 +250,7 @@ MUTANTS = {
     "stale weights are fresh": (FRESHNESS, "if digests == before.digests.get(name)", "if False"),
     "a fused tensor is not judged": (FRESHNESS, "if module else [name]", "if False else [name]"),
     "a port is not waited for": (HTTP, "asyncio.get_running_loop().time() > deadline", "True"),
-    "any token opens the weights": (HTTP, "if not hmac.compare_digest", "if False and hmac.compare_digest"),
+    "any token opens the weights": (HTTP, "if not has_token(", "if False and has_token("),
     "any file can be downloaded": (HTTP, "if file not in FILES or not path.is_file():", "if not path.is_file():"),
     "a lost download begins again": (HTTP, "began = into.tell()", "began = into.seek(0)"),
     "a download is not checked": (HTTP, "        tensors.add(piece)", "        pass"),

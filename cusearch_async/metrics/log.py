@@ -12,7 +12,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from cusearch_async.files import append_row, write_failed
-from cusearch_async.metrics.table import Metrics
+from cusearch_async.metrics.table import Metrics, scalars
 from cusearch_async.run.folder import METRICS
 
 log = logging.getLogger(__name__)
@@ -35,19 +35,11 @@ class MetricsLog:
         """Raises: WriteFailed."""
         append_row(self._path, {"step": step, "epoch": self._epoch, "time": round(time.time(), 3), **metrics})
         with self._drawing():
-            self._draw(step, metrics)
+            for name, value in scalars(metrics).items():
+                self._board.add_scalar(name, value, step)
         text = "step %d  reward %.3f  em %.3f  depth %.2f  phase %d  staleness %.1f"
         phase, figures = metrics.get("selection/phase", 0), ("reward/all", "reward/em", "depth/mean")
         log.info(text, step, *(metrics[name] for name in figures), phase, metrics["staleness/mean"])
-
-    def _draw(self, step: int, metrics: Metrics) -> None:
-        for name, value in metrics.items():
-            if isinstance(value, list):
-                for depth, of_depth in enumerate(value):
-                    if of_depth is not None:
-                        self._board.add_scalar(f"{name}/{depth}", of_depth, step)
-            else:
-                self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Raises: WriteFailed."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Metrics = dict[str, float | list[int] | list[float | None]]
 """Lists have one entry per depth 0..S_max; None where a depth has nothing to speak of."""
@@ -233,3 +235,14 @@ FAMILIES = (
 
 def names() -> set[str]:
     return {metric.name for family in FAMILIES for metric in family.metrics}
+
+
+def scalars(row: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a row; lists, which are by depth, as name/0, name/1 …"""
+    found: dict[str, float] = {}
+    for name, value in row.items():
+        several = value if isinstance(value, list) else [value]
+        for index, one in enumerate(several):
+            if isinstance(one, int | float) and not isinstance(one, bool):
+                found[f"{name}/{index}" if isinstance(value, list) else name] = float(one)
+    return found

@@ -148,14 +148,3 @@ def tracker_class(name: str) -> type[Tracker]:
     if find_spec(package) is None:
         raise MissingExtra(f"run.trackers: {package} is not installed: pip install 'cusearch-async[trackers]'")
     return kind
-
-
-def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a row; lists, which are by depth, as name/0, name/1 …"""
-    found: dict[str, float] = {}
-    for name, value in row.items():
-        several = value if isinstance(value, list) else [value]
-        for index, one in enumerate(several):
-            if isinstance(one, int | float) and not isinstance(one, bool):
-                found[f"{name}/{index}" if isinstance(value, list) else name] = float(one)
-    return found

@@ -19,7 +19,8 @@ from cusearch_async.errors import TrackerFailed, first_line
 from cusearch_async.files import write_file
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.metrics.files import MetricsFile, read_scores
-from cusearch_async.metrics.trackers import TrackedRun, Tracker, scalars, tracker_class
+from cusearch_async.metrics.table import scalars
+from cusearch_async.metrics.trackers import TrackedRun, Tracker, tracker_class
 from cusearch_async.run.folder import METRICS, SCORES, TRACKED, locked
 from cusearch_async.run.history import epochs_and_steps, read_starts, read_stop
 

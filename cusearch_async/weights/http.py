@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
-import hmac
 import json
 import logging
 import os
@@ -38,6 +37,7 @@ from aiohttp.typedefs import Handler
 from cusearch_async.config import Config, make_weights_token, weights_token
 from cusearch_async.errors import ConfigError, RunInUse, WeightsUnavailable, first_line
 from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, write_failed, writing
+from cusearch_async.http_server import has_token
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.run.folder import locked
@@ -137,8 +137,7 @@ class Server:
 
     @web.middleware
     async def _authorized(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._token.encode()):
+        if not has_token(request, self._token):
             return web.json_response({"error": "the bearer token is not that of this run"}, status=401)
         return await handler(request)
 
