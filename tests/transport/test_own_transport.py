@@ -47,7 +47,7 @@ async def test_a_run_on_a_custom_transport_is_worked_on_and_looked_into(config, 
 async def test_commands_that_change_a_run_need_no_redis(config):
     async with open_buffer(config, identity=OURS) as learner:
         await learner.recover(0)
-        await buffer.admit(config, Namespace(action="pause"))
+        await buffer.change(config, Namespace(action="pause"))
         assert (await learner.state()).paused
     assert await count_keys(config) == 1
     assert await forget_keys(config) == 1
