@@ -60,10 +60,17 @@ def _refuse_browsers(url: str) -> Middleware:
     return check
 
 
-def has_token(request: web.Request, token: str, given: str | None = None) -> bool:
-    """Whether a request has the token as its bearer; or `given` is it."""
-    found = given or request.headers.get("Authorization", "").removeprefix("Bearer ")
-    return hmac.compare_digest(found.encode(errors="surrogateescape"), token.encode())
+def has_token(request: web.Request, token: str) -> bool:
+    """Whether a request has the token as its bearer."""
+    return _is_token(_bearer_of(request), token)
+
+
+def _bearer_of(request: web.Request) -> str:
+    return request.headers.get("Authorization", "").removeprefix("Bearer ")
+
+
+def _is_token(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
 
 
 def _ask_for_token(token: str, port: int) -> Middleware:
@@ -73,11 +80,11 @@ def _ask_for_token(token: str, port: int) -> Middleware:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         in_address = request.query.get("token", "")
-        if in_address and has_token(request, token, in_address):
+        if _is_token(in_address, token):
             found = web.HTTPFound(request.url.without_query_params("token").relative())
             found.set_cookie(cookie, in_address, httponly=True, samesite="Strict")
             raise found
-        if not has_token(request, token, request.cookies.get(cookie)):
+        if not _is_token(request.cookies.get(cookie) or _bearer_of(request), token):
             why = "this server needs its token: open the address that it has printed"
             return web.json_response({"error": why}, status=401)
         return await handler(request)

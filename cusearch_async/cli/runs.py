@@ -25,6 +25,7 @@ from cusearch_async.errors import ConfigError, first_line, packages_of
 from cusearch_async.files import put_in_place, refuse_unwritable, writing, writing_output
 from cusearch_async.metrics import tracking
 from cusearch_async.metrics.files import read_metrics, steps_done
+from cusearch_async.metrics.table import PLACE, scores_of
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run import identity
 from cusearch_async.run.folder import METRICS
@@ -262,12 +263,10 @@ def long_form(run: KeptRun) -> Iterator[dict[str, Any]]:
         for metric, value in row.items():
             by_depth = value if isinstance(value, list) else [value]
             for depth, one in enumerate(by_depth):
-                if isinstance(one, int | float) and metric not in ("step", "epoch", "time"):
+                if isinstance(one, int | float) and metric not in PLACE:
                     at = {"run": run.folder.name, "step": row["step"], "metric": metric}
                     yield at | {"depth": depth if isinstance(value, list) else None, "value": float(one)}
     for scored in run.scores:
-        for category, figures in scored.items():
-            for name, value in figures.items() if isinstance(figures, dict) else ():
-                if isinstance(value, int | float):
-                    at = {"run": run.folder.name, "step": scored["step"], "metric": f"eval/{category}/{name}"}
-                    yield at | {"depth": None, "value": float(value)}
+        for metric, figure in scores_of(scored).items():
+            at = {"run": run.folder.name, "step": scored["step"], "metric": metric}
+            yield at | {"depth": None, "value": figure}

@@ -15,6 +15,7 @@ from cusearch_async.alarms.rules import RULES, Rule
 from cusearch_async.config import flat
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.metrics.files import seconds_per_step, steps_done
+from cusearch_async.metrics.table import PLACE
 from cusearch_async.training.recorder import recorded
 
 Json = dict[str, Any]
@@ -107,7 +108,7 @@ def progress(run: KeptRun) -> Json:
 def columns(rows: Sequence[Mapping[str, Any]]) -> Json:
     """`step` [n]; `values`: name -> [n], and name -> [n][S+1] for metrics by depth; null where a step has none."""
     kept = thinned(rows, MOST_POINTS)
-    names = sorted({name for row in kept for name in row} - {"step", "epoch", "time"})
+    names = sorted({name for row in kept for name in row} - set(PLACE))
     return {
         "step": [row["step"] for row in kept],
         "values": {name: [rounded(row.get(name)) for row in kept] for name in names},

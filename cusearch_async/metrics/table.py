@@ -9,6 +9,9 @@ from typing import Any
 Metrics = dict[str, float | list[int] | list[float | None]]
 """Lists have one entry per depth 0..S_max; None where a depth has nothing to speak of."""
 
+PLACE = ("step", "epoch", "time")
+"""Of a row: where it belongs, and no metrics."""
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -245,4 +248,13 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
         for index, one in enumerate(several):
             if isinstance(one, int | float) and not isinstance(one, bool):
                 found[f"{name}/{index}" if isinstance(value, list) else name] = float(one)
+    return found
+
+
+def scores_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a row of eval.jsonl: eval/CATEGORY/em, …"""
+    found: dict[str, float] = {}
+    for category, scores in row.items():
+        if isinstance(scores, dict) and category != "each":
+            found |= {f"eval/{category}/{name}": value for name, value in scalars(scores).items()}
     return found

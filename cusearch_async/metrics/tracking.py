@@ -19,7 +19,7 @@ from cusearch_async.errors import TrackerFailed, first_line
 from cusearch_async.files import write_file
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.metrics.files import MetricsFile, read_scores
-from cusearch_async.metrics.table import scalars
+from cusearch_async.metrics.table import PLACE, scalars, scores_of
 from cusearch_async.metrics.trackers import TrackedRun, Tracker, tracker_class
 from cusearch_async.run.folder import METRICS, SCORES, TRACKED, locked
 from cusearch_async.run.history import epochs_and_steps, read_starts, read_stop
@@ -36,7 +36,6 @@ KEPT_EVERY = 50
 """Rows that are sent twice at most, when this process is killed."""
 END_S = 50.0
 """Longest wait for trackers that are busy, after a signal."""
-_PLACELESS = ("epoch", "step", "time")
 
 
 def track(folder: Path, settings: Mapping[str, Any], names: Sequence[str], follow: bool) -> None:
@@ -52,7 +51,8 @@ def track(folder: Path, settings: Mapping[str, Any], names: Sequence[str], follo
         stop = threading.Event()
         for number in stop_signals():
             signal.signal(number, lambda received, _: os._exit(128 + received) if stop.is_set() else stop.set())
-        run = TrackedRun(_id_of(folder), _name_of(folder, settings), folder / TRACKED, _sent_settings(settings))
+        sent = {section: values for section, values in settings.items() if section != "alarms"}  # hooks may hold keys
+        run = TrackedRun(_id_of(folder), settings["run"]["name"], folder / TRACKED, sent)
         last = settings["run"]["steps"] if settings["eval"]["every"] else None
         senders = [Sender(folder, name, kind, run, last, follow, stop) for name, kind in kinds.items()]
         for sender in senders:
@@ -69,15 +69,6 @@ def _id_of(folder: Path) -> str:
     if not file.exists():
         write_file(file, secrets.token_hex(8).encode())
     return file.read_text(encoding="utf-8")
-
-
-def _name_of(folder: Path, settings: Mapping[str, Any]) -> str:
-    return str(settings["run"].get("name") or folder.resolve().name)
-
-
-def _sent_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Without hooks of alarms: their addresses and commands may hold keys."""
-    return {section: values for section, values in settings.items() if section != "alarms"}
 
 
 def _wait(senders: Sequence[Sender], stop: threading.Event) -> None:
@@ -118,42 +109,42 @@ class Sender(threading.Thread):
         if self._kept.exists():
             self._sent |= {file: (epoch, step) for file, (epoch, step) in json.loads(self._kept.read_bytes()).items()}
         self._failures = 0
+        self._saw_end = False
         self.lacks = True
         """Whether it does not have all that was there at the last look."""
 
     def run(self) -> None:
         is_over, count = False, 0
         while not is_over:
-            is_asked, is_finished = self._stop_asked.is_set(), self._is_finished()
+            is_asked = self._stop_asked.is_set()
             count += self._send_new()
-            is_over = is_asked or not self._follows or (is_finished and not self.lacks)
+            is_over = is_asked or not self._follows or (self._saw_end and not self.lacks)
             if not is_over:
                 wait_s = min(POLL_S * 2**self._failures, RETRY_AT_LEAST_EVERY_S)
                 self._stop_asked.wait(wait_s)
         log.info("%s: %d steps and scores sent; %s has what was sent before", self.name, count, self._kept)
         if self._tracker is not None:
             try:
-                self._tracker.close(is_finished)
+                self._tracker.close(self._saw_end)
             except Exception as error:  # any error of a library that is not ours
                 log.warning("%s cannot end: %s: %s", self.name, type(error).__name__, first_line(error))
 
-    def _is_finished(self) -> bool:
+    def _is_finished(self, scores: Sequence[dict[str, Any]]) -> bool:
         """Whether the newest learner has done all steps, and the evaluator has scored the last version."""
         starts = read_starts(self._folder)
         stop = read_stop(self._folder, starts[-1].epoch) if starts else None
-        if stop is None or stop.outcome != "finished" or self._last_scored is None:
-            return stop is not None and stop.outcome == "finished"
-        scores = read_scores(self._folder / SCORES, epochs_and_steps(self._folder))
-        return bool(scores) and scores[-1]["step"] >= self._last_scored
+        is_scored = self._last_scored is None or (bool(scores) and scores[-1]["step"] >= self._last_scored)
+        return stop is not None and stop.outcome == "finished" and is_scored
 
     def _send_new(self) -> int:
         """How many rows were sent. What has failed is logged, and left for the next look."""
         self.lacks, count, errors = False, 0, []
         try:
             scores = read_scores(self._folder / SCORES, epochs_and_steps(self._folder))
+            self._saw_end = self._is_finished(scores)  # before the steps are read: what was written until then is sent
             if self._tracker is None:
                 self._tracker = self._kind(self._run)
-            for file, rows, figures in ((METRICS, self._metrics.read(), scalars), (SCORES, scores, _scores)):
+            for file, rows, figures in ((METRICS, self._metrics.read(), scalars), (SCORES, scores, scores_of)):
                 sent, error = self._send(self._tracker, file, rows, figures)
                 count += sent
                 errors += [error] if error else []
@@ -173,7 +164,7 @@ class Sender(threading.Thread):
         refused: Exception | None = None
         for count, row in enumerate(new):
             try:
-                tracker.log(row["step"], figures({key: row[key] for key in row if key not in _PLACELESS}))
+                tracker.log(row["step"], figures({key: row[key] for key in row if key not in PLACE}))
             except Exception as error:  # as in `run`
                 if refused is None and self._failures >= TRIES:
                     refused = error
@@ -198,12 +189,3 @@ class Sender(threading.Thread):
 
 def _place(row: Mapping[str, Any]) -> tuple[int, int]:
     return row["epoch"], row["step"]
-
-
-def _scores(row: Mapping[str, Any]) -> dict[str, float]:
-    """eval/CATEGORY/em, …; as `cusearch runs export` names them."""
-    found: dict[str, float] = {}
-    for category, scores in row.items():
-        if isinstance(scores, dict) and category != "each":
-            found |= {f"eval/{category}/{name}": value for name, value in scalars(scores).items()}
-    return found

@@ -80,7 +80,7 @@ def send(config: Config, follow: bool = False, name: str = LINES) -> None:
 
 @contextlib.contextmanager
 def followed(config: Config, last_scored: int | None = None) -> Iterator[tracking.Sender]:
-    """As by `track`, while the test goes on."""
+    """As by `track`, while the test continues."""
     stop, place = threading.Event(), config.folder / "tracked"
     place.mkdir(exist_ok=True)
     run = tracking.TrackedRun("id", "atlas", place, config.model_dump(mode="json"))
