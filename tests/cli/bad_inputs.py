@@ -181,7 +181,7 @@ CASES = [
     Case("no section", f"{CHECK} --lr 1e-6", r"'--lr' is not an option; .*did you mean --learner\.lr\?", status=2),
     Case("--set", f"{CHECK} --set learner.lr=1", r"write settings .*here --learner\.lr=1", status=2),
     Case("hydra", f"{CHECK} learner.lr=1", r"'learner\.lr=1' is not an option; .*here --learner\.lr=1"),
-    Case("an unknown command", "cusearch trian", r"invalid choice: 'trian'; choose from demo, launch", status=2),
+    Case("an unknown command", "cusearch trian", r"invalid choice: 'trian'; choose from demo, init, launch", status=2),
     Case("no config", "cusearch launch", r"required: config; see cusearch launch --help", status=2),
     Case("JSON of a view", "cusearch buckets atlas --json", r"--quick and --json are options of --ledger; add it"),
     Case("two views", "cusearch buckets atlas --once --ledger", r"--ledger: not allowed with .*--once", status=2),
