@@ -1,4 +1,4 @@
-"""eval.jsonl: the scores of an evaluator, and the versions that are still to be scored."""
+"""eval.jsonl: the scores of an evaluator, also as curves, and the versions that are still to be scored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from cusearch_async.evaluation.scoring import Scores
 from cusearch_async.files import append_row
 from cusearch_async.metrics.files import read_scores
-from cusearch_async.run.folder import SCORES
+from cusearch_async.metrics.log import Curves
+from cusearch_async.metrics.table import scores_of
+from cusearch_async.run.folder import CURVES, SCORES
 from cusearch_async.run.history import epochs_and_steps
 from cusearch_async.types import Trajectory
 from cusearch_async.weights.folder import epoch_of
@@ -33,7 +35,11 @@ class Done:
 def record(
     run_folder: Path, version: int, weights: str, seconds: float, scores: Scores, episodes: Sequence[Trajectory] = ()
 ) -> None:
-    """Add a row to eval.jsonl; the figures of single questions are under `each`, in order. Raises: WriteFailed."""
+    """Add a row to eval.jsonl, and points eval/CATEGORY/em, … to TensorBoard. The figures of single questions are under
+    `each`, in order. Raises: WriteFailed."""
     row = {"step": version, "epoch": epoch_of(weights), "seconds": round(seconds, 1)}
     each = {"em": [int(t.em) for t in episodes], "depth": [t.depth for t in episodes]}
     append_row(run_folder / SCORES, row | scores | {"each": each})
+    curves = Curves(run_folder / CURVES / "scores", from_step=version)
+    curves.write(version, scores_of(scores))
+    curves.close()

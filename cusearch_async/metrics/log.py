@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from cusearch_async.files import append_row, write_failed
 from cusearch_async.metrics.table import Metrics, scalars
-from cusearch_async.run.folder import METRICS
+from cusearch_async.run.folder import CURVES, METRICS
 
 log = logging.getLogger(__name__)
 
@@ -25,21 +25,37 @@ class MetricsLog:
         """Raises: WriteFailed."""
         self._path = folder / METRICS
         self._epoch = epoch
-        self._curves = folder / "tensorboard"
-        self._hook = threading.excepthook
-        threading.excepthook = self._say_unless_tensorboards
-        with self._drawing():
-            self._board = SummaryWriter(str(self._curves), purge_step=from_step)
+        self._curves = Curves(folder / CURVES, from_step)
 
     def write(self, step: int, metrics: Metrics) -> None:
         """Raises: WriteFailed."""
         append_row(self._path, {"step": step, "epoch": self._epoch, "time": round(time.time(), 3), **metrics})
-        with self._drawing():
-            for name, value in scalars(metrics).items():
-                self._board.add_scalar(name, value, step)
+        self._curves.write(step, scalars(metrics))
         text = "step %d  reward %.3f  em %.3f  depth %.2f  phase %d  staleness %.1f"
         phase, figures = metrics.get("selection/phase", 0), ("reward/all", "reward/em", "depth/mean")
         log.info(text, step, *(metrics[name] for name in figures), phase, metrics["staleness/mean"])
+
+    def close(self) -> None:
+        """Raises: WriteFailed."""
+        self._curves.close()
+
+
+class Curves:
+    """TensorBoard's files in a folder. Points of earlier ones from `from_step` on no longer count."""
+
+    def __init__(self, folder: Path, from_step: int) -> None:
+        """Raises: WriteFailed."""
+        self._folder = folder
+        self._hook = threading.excepthook
+        threading.excepthook = self._say_unless_tensorboards
+        with self._drawing():
+            self._board = SummaryWriter(str(folder), purge_step=from_step)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Raises: WriteFailed."""
+        with self._drawing():
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Raises: WriteFailed."""
@@ -58,4 +74,4 @@ class MetricsLog:
         try:
             yield
         except OSError as error:
-            raise write_failed(self._curves, error) from error
+            raise write_failed(self._folder, error) from error

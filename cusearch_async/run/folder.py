@@ -36,6 +36,7 @@ TAKE_OVER = "takeover.lock"
 GPUS = "gpus.lock"
 METRICS = "metrics.jsonl"
 SCORES = "eval.jsonl"
+CURVES = "tensorboard"
 SUMMARY = "summary.json"
 TRACES = "traces"
 PAGE = "page.html"
@@ -57,7 +58,7 @@ CHILDREN = (
     METRICS,
     SCORES,
     *(f"eval_{when}.{kind}" for when in ("baseline", "before", "after") for kind in ("json", "html")),
-    "tensorboard",
+    CURVES,
     "logs",
     "redis",
     SUMMARY,

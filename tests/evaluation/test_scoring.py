@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cusearch_async.cli.eval import table
 from cusearch_async.cli.launch import is_complete
@@ -160,6 +161,15 @@ def test_a_row_says_what_every_question_got(tmp_path):
     record(tmp_path, 10, "v000010-e1", 2.04, {}, EPISODES[:4])
     (row,) = read_scores(tmp_path / "eval.jsonl", [(1, 0)])
     assert row["each"] == {"em": [0, 1, 0, 1], "depth": [0, 1, 2, 0]}
+
+
+def test_scores_are_curves_in_tensorboard_and_those_of_a_course_that_was_left_go(tmp_path):
+    for version, weights, em in ((0, "v000000-e1", 0.1), (6, "v000006-e1", 0.2), (4, "v000004-e2", 0.3)):
+        record(tmp_path, version, weights, 1.0, {"all": {"em": em}, "2 links": {"em": em / 2}}, EPISODES[:4])
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "scores")).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["eval/2 links/em", "eval/all/em"]
+    points = [(point.step, round(point.value, 3)) for point in events.Scalars("eval/all/em")]
+    assert points == [(0, 0.1), (4, 0.3)]
 
 
 def test_versions_of_a_course_that_was_left_are_scored_again(atlas_config, tmp_path):

@@ -30,7 +30,7 @@ from cusearch_async.data.questions import has_held_out
 from cusearch_async.errors import MissingExtra, ProcessDied, first_line
 from cusearch_async.lifecycle.progress import log_waiting, next_line_s
 from cusearch_async.metrics.files import read_metrics, seconds_per_step, steps_done
-from cusearch_async.run.folder import METRICS, PAGE
+from cusearch_async.run.folder import CURVES, METRICS, PAGE
 from cusearch_async.run.history import read_starts
 from cusearch_async.training.alarms import text_of
 from cusearch_async.training.checkpoint import Checkpoint, checkpoints_of
@@ -269,7 +269,7 @@ def print_results(config: Config, newest: Checkpoint | None, console: Console) -
     page = config.folder / PAGE
     lines: dict[str, object] = {"page": page} if page.exists() else {}
     lines |= {"plot": plot} if plot.exists() else {}
-    lines |= {"metrics": config.folder / METRICS, "curves": f"tensorboard --logdir {config.folder / 'tensorboard'}"}
+    lines |= {"metrics": config.folder / METRICS, "curves": f"tensorboard --logdir {config.folder / CURVES}"}
     if newest is not None:
         model, suite = newest.path / "model", "" if has_held_out(config) else " --suite nq"
         lines |= {
