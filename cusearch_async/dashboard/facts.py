@@ -135,7 +135,12 @@ def scores(run: KeptRun) -> list[Json]:
     """Of each scored version, by category, and the questions by whether they are right: those of the evaluator, else
     those of a demo."""
     found = [
-        {"step": row["step"], "what": f"version {row['step']}", "categories": by_category(row), "right": right(row)}
+        {
+            "step": row["step"],
+            "what": f"version {row['step']}",
+            "categories": by_category(row),
+            "right": right_of_version(row.get("each")),
+        }
         for row in run.scores
     ]
     return found or [score for side in SIDES if (score := demo_score(run, side)) is not None]
@@ -149,11 +154,12 @@ def by_category(row: Mapping[str, Any]) -> Json:
     }
 
 
-def right(row: Mapping[str, Any]) -> dict[str, bool]:
-    """Question -> whether its answer is right, where the row has every question."""
-    each = row.get("each")
-    rows = [one for one in each if isinstance(one, dict)] if isinstance(each, list) else []
-    return {str(one["question_id"]): bool(one["em"]) for one in rows if {"question_id", "em"} <= one.keys()}
+def right_of_version(each: Any) -> dict[str, bool]:
+    """Question -> whether its answer is right; `each`: of a row of eval.jsonl, where it has every question."""
+    match each:
+        case {"question_id": list(ids), "em": list(em)}:
+            return {str(name): bool(one) for name, one in zip(ids, em, strict=False)}
+    return {}
 
 
 def demo_score(run: KeptRun, side: str) -> Json | None:
@@ -164,7 +170,7 @@ def demo_score(run: KeptRun, side: str) -> Json | None:
             "step": steps_done(run.rows) if side == "after" else 0,
             "what": SIDES[side],
             "categories": by_category(found["scores"]),
-            "right": right({"each": found["questions"]}),
+            "right": {str(one["question_id"]): bool(one["em"]) for one in found["questions"]},
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

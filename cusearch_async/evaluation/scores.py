@@ -38,7 +38,11 @@ def record(
     """Add a row to eval.jsonl, and points eval/CATEGORY/em, … to TensorBoard. The figures of single questions are under
     `each`, in order. Raises: WriteFailed."""
     row = {"step": version, "epoch": epoch_of(weights), "seconds": round(seconds, 1)}
-    each = {"em": [int(t.em) for t in episodes], "depth": [t.depth for t in episodes]}
+    each = {
+        "question_id": [t.question_id for t in episodes],
+        "em": [int(t.em) for t in episodes],
+        "depth": [t.depth for t in episodes],
+    }
     append_row(run_folder / SCORES, row | scores | {"each": each})
     curves = Curves(run_folder / CURVES / "scores", from_step=version)
     curves.write(version, scores_of(scores))

@@ -28,10 +28,12 @@ from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.page import VENDOR, as_script, asset, page, write_page
 from cusearch_async.dashboard.server import LOOK_EVERY_S, Sent, Shown, application
 from cusearch_async.errors import ConfigError
+from cusearch_async.evaluation.scores import record
 from cusearch_async.files import append_row
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import record_start, record_stop
 from tests.conftest import SLOW, free_port
+from tests.strategies import make_trajectory
 
 CHECKSUMS = {
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -138,6 +140,16 @@ def test_a_demo_shows_its_scorings_and_an_evaluator_its_versions(config):
     append_row(config.folder / "eval.jsonl", {"step": 2, "epoch": 1, "seconds": 1.0, "all": scored(0.25)})
     (version,) = facts(KeptRun.read(config.folder))["scores"]
     assert version["what"] == "version 2"
+    assert version["right"] == {}
+
+
+def test_two_versions_tell_which_questions_became_right(config):
+    for version, em in ((0, (0.0, 1.0)), (5, (1.0, 0.0))):
+        episodes = [make_trajectory(number, 0, em=one, question_id=f"q{number}") for number, one in enumerate(em)]
+        record(config.folder, version, f"v{version:06d}-e1", 1.0, {}, episodes)
+    first, second = (score["right"] for score in facts(KeptRun.read(config.folder))["scores"])
+    assert first == {"q0": False, "q1": True}
+    assert second == {"q0": True, "q1": False}
 
 
 @given(st.text())

@@ -153,14 +153,15 @@ def test_an_evaluator_continues_after_incomplete_lines(tmp_path):
     record(tmp_path, 10, "v000010-e1", 2.04, {"all": {"em": 0.5}})
     assert done_at(tmp_path, "v000010-e1") == 10
     rows = read_scores(output, [(1, 0)])
-    each = {"em": [], "depth": []}
+    each = {"question_id": [], "em": [], "depth": []}
     assert rows[-1] == {"step": 10, "epoch": 1, "seconds": 2.0, "all": {"em": 0.5}, "each": each}
 
 
 def test_a_row_says_what_every_question_got(tmp_path):
     record(tmp_path, 10, "v000010-e1", 2.04, {}, EPISODES[:4])
     (row,) = read_scores(tmp_path / "eval.jsonl", [(1, 0)])
-    assert row["each"] == {"em": [0, 1, 0, 1], "depth": [0, 1, 2, 0]}
+    ids = [episode.question_id for episode in EPISODES[:4]]
+    assert row["each"] == {"question_id": ids, "em": [0, 1, 0, 1], "depth": [0, 1, 2, 0]}
 
 
 def test_scores_are_curves_in_tensorboard_and_those_of_a_course_that_was_left_go(tmp_path):
