@@ -6,15 +6,19 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cusearch_async.replay.selection import RecordedStep
+from cusearch_async.training.recorder import read_record, recorded
 from cusearch_async.types import Trajectory
 
 Json = dict[str, Any]
 Stretches = list[tuple[str, str]]
 MOST = 200
 """Most episodes of an evaluation on a page."""
+MOST_EARLIER = 5
+"""Steps in which a question is shown again."""
 _PAIR = re.compile(r"<([A-Za-z][\w.-]{0,30})>.*?</\1>", re.DOTALL)
 _SEARCH_R1 = ("think", "search", "information", "answer")
 """Tags with colours that do not depend on what else is on the page."""
@@ -44,14 +48,32 @@ def coloured(trajectory: Trajectory, tokenizer: Any) -> list[tuple[str, list[tup
     return [(author, _pieces(author, text, colours)) for author, text in texts]
 
 
-def groups_of(recorded: RecordedStep) -> Json:
+def groups_of(step: RecordedStep) -> Json:
     """Its groups. Raises: ConfigError when the tokenizer of its model is not there."""
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers takes seconds to import)
 
-    advantages = dict(zip(recorded.record.selected, recorded.record.advantages, strict=True))
-    return {"step": recorded.record.step} | groups(
-        recorded.pool.trajectories, advantages, load_tokenizer(recorded.config.model.location)
+    advantages = dict(zip(step.record.selected, step.record.advantages, strict=True))
+    return {"step": step.record.step} | groups(
+        step.pool.trajectories, advantages, load_tokenizer(step.config.model.location)
     )
+
+
+def earlier(run_folder: Path, question_id: str, before: int) -> list[Json]:
+    """The groups of a question in steps that were recorded earlier than `before`: the newest steps first, at most
+    MOST_EARLIER. Raises: ConfigError."""
+    found: list[Json] = []
+    for number in sorted(recorded(run_folder), reverse=True):
+        if number < before and _may_have(run_folder, number, question_id):
+            step = groups_of(RecordedStep.read(run_folder, number))
+            found += [group | {"step": number} for group in step["groups"] if group["id"] == question_id]
+            if len({group["step"] for group in found}) == MOST_EARLIER:
+                break
+    return found
+
+
+def _may_have(run_folder: Path, step: int, question_id: str) -> bool:
+    """Whether the id stands in a payload of the step; payloads are not decoded for it."""
+    return any(question_id.encode() in payload for payload in read_record(run_folder, step).pool)
 
 
 def groups(trajectories: Sequence[Trajectory], advantages: Mapping[int, float], tokenizer: Any) -> Json:
@@ -80,7 +102,7 @@ def episodes_of(episodes: Sequence[Trajectory], tokenizer: Any) -> Json:
 
 
 def _group(first: Trajectory, number: str, taught: float, episodes: list[Json]) -> Json:
-    about = {"number": number, "question": first.question, "gold": " | ".join(first.answers)}
+    about = {"id": first.question_id, "number": number, "question": first.question, "gold": " | ".join(first.answers)}
     return about | {"taught": taught, "episodes": episodes}
 
 

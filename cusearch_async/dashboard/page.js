@@ -369,6 +369,12 @@ function signTest(gained, lost) {
 
 // ---- episodes -------------------------------------------------------------------------------------
 
+// What the server of this page answers; `error` where it does not.
+async function fetched(path) {
+  const answer = await fetch(path).catch(() => null);
+  return (answer && await answer.json().catch(() => null)) ?? { error: "the server of this page does not answer" };
+}
+
 let shownStep = null;
 function episodes() {
   const steps = data.recorded ?? [];
@@ -409,11 +415,10 @@ function episodes() {
     if (data.groups?.step !== shownStep) {
       const asked = shownStep;
       body.replaceChildren(make("p", { class: "faint", text: `reading step ${asked} …` }));
-      const answer = await fetch(`step/${asked}`).catch(() => null);
-      const found = answer ? await answer.json().catch(() => null) : null;
+      const found = await fetched(`step/${asked}`);
       if (asked !== shownStep) return; // another step was chosen meanwhile
-      if (!found?.groups) {
-        body.replaceChildren(make("p", { class: "bad", text: found?.error ?? "the server of this page does not answer" }));
+      if (!found.groups) {
+        body.replaceChildren(make("p", { class: "bad", text: found.error }));
         return;
       }
       data.groups = found;
@@ -437,7 +442,24 @@ function summaryTable() {
 function groupShown(group) {
   return make("section", { class: "group", "data-question": group.question, "data-taught": group.taught ? "1" : "0" },
     make("h3", {}, `${group.number}: ${group.question} `, make("span", { class: "faint", text: `gold: ${group.gold}` })),
-    make("div", { class: "siblings" }, ...group.episodes.map(episodeShown)));
+    siblings(group), data.watches ? earlierOf(group, data.groups.step) : null);
+}
+
+const siblings = (group) => make("div", { class: "siblings" }, ...group.episodes.map(episodeShown));
+
+// The same question in earlier steps: read when it is asked for.
+function earlierOf(group, step) {
+  const place = make("div");
+  const button = make("button", { type: "button", text: "the same question earlier", onclick: async () => {
+    button.disabled = true;
+    const found = await fetched(`step/${step}/earlier?question=${encodeURIComponent(group.id)}`);
+    const shown = (found.groups ?? []).flatMap((one) => [make("p", { class: "faint", text: `step ${one.step}, ticket ${one.number}` }), siblings(one)]);
+    const nothing = make("p", { class: found.error ? "bad" : "faint", text: found.error ?? "no earlier step that is recorded has it" });
+    button.remove();
+    place.append(...(shown.length ? shown : [nothing]));
+  } });
+  place.append(button);
+  return place;
 }
 
 function episodeShown(one) {
@@ -501,9 +523,8 @@ function over(metric, title, chosen) {
 }
 
 async function refreshRuns() {
-  const answer = await fetch("runs.json").catch(() => null);
-  const found = answer ? await answer.json().catch(() => null) : null;
-  if (found && !document.hidden && JSON.stringify(found) !== JSON.stringify(data.runs)) {
+  const found = await fetched("runs.json");
+  if (!found.error && !document.hidden && JSON.stringify(found) !== JSON.stringify(data.runs)) {
     data.runs = found;
     show();
   }

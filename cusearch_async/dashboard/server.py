@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from cusearch_async.config import Config, make_page_token
-from cusearch_async.dashboard.episodes import groups_of
+from cusearch_async.dashboard.episodes import earlier, groups_of
 from cusearch_async.dashboard.facts import SIDES, columns, facts, in_short, last_of
 from cusearch_async.dashboard.facts import firing as firing_of
 from cusearch_async.dashboard.facts import news as news_of
@@ -102,6 +102,7 @@ def application(runs: Mapping[str, Shown]) -> web.Application:
             web.get("/{run}/events", events),
             web.get("/{run}/metrics", metrics),
             web.get(r"/{run}/step/{step:\d+}", step),
+            web.get(r"/{run}/step/{step:\d+}/earlier", earlier_groups),
             web.post("/{run}/act", change),
         ]
     )
@@ -261,9 +262,19 @@ class Change(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def step(request: web.Request) -> web.Response:
+    return await of_records(request, lambda folder, number: groups_of(RecordedStep.read(folder, number)))
+
+
+async def earlier_groups(request: web.Request) -> web.Response:
+    """Those of the question whose id is `?question=`."""
+    question = request.query.get("question", "")
+    return await of_records(request, lambda folder, number: {"groups": earlier(folder, question, number)})
+
+
+async def of_records(request: web.Request, make: Callable[[Path, int], Json]) -> web.Response:
     try:
         folder, number = of_address(request).folder, int(request.match_info["step"])
-        found = await asyncio.to_thread(lambda: groups_of(RecordedStep.read(folder, number)))
+        found = await asyncio.to_thread(make, folder, number)
     except ConfigError as error:
         return web.json_response({"error": first_line(error)}, status=404)
     return web.json_response(found)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
+from cusearch_async import models
+from cusearch_async.config import load_config
 from cusearch_async.dashboard import episodes
-from cusearch_async.dashboard.episodes import episodes_of, groups, stretches
+from cusearch_async.dashboard.episodes import earlier, episodes_of, groups, stretches
 from cusearch_async.dashboard.page import asset
+from cusearch_async.dashboard.server import Shown, application
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.history import record_start
+from cusearch_async.training.recorder import Recorder
+from cusearch_async.training.selector import Selector, initial_method_state
+from cusearch_async.types import Pool
 from tests.fakes import ChatTokenizer
 from tests.strategies import make_trajectory
+from tests.training.learners import QUESTIONS
 
 EPISODES = [make_trajectory(i, 0, em=float(i % 2), question=f"Question {i}?") for i in range(30)]
 
@@ -101,3 +113,58 @@ def test_the_groups_that_taught_most_come_first_with_the_advantages_of_the_selec
         [0.0, None],
     ]
     assert [group["taught"] for group in found] == [4.0, 0.1, 0.0]
+
+
+PLACES = {0: "abc", 1: "bcd", 2: "cde", 3: "cab"}
+"""Step -> the questions of its pool."""
+
+
+@pytest.fixture
+def recorded(atlas_config, tmp_path, monkeypatch):
+    """The folder of a run that has recorded some steps."""
+    small = ["--pool.questions", "3", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4"]
+    config = load_config(atlas_config, [*small, "--run.folder", str(tmp_path / "run")])
+    run_folder.mark(config.folder, config.run.name)
+    record_start(config, 1, 0)
+
+    async def record() -> None:
+        selector = Selector(config, QUESTIONS, initial_method_state(config.method, config.episode.s_max))
+        async with Recorder(config.folder, config.run.records_mib, 1) as recorder:
+            for step, names in PLACES.items():
+                pool = (
+                    make_trajectory(3 * step + i // 2, i % 2, depth=i, reward=i / 8, question_id=f"q/{names[i // 2]}")
+                    for i in range(6)
+                )
+                recorder.write(selector.choose(Pool(step, tuple(pool))))
+                await recorder.finish()
+
+    asyncio.run(record())
+    monkeypatch.setattr(models, "load_tokenizer", lambda _: Letters())
+    return config.folder
+
+
+def test_the_same_question_earlier_is_found_in_the_newest_steps_that_have_it(recorded, monkeypatch):
+    def steps(name: str, before: int) -> list[int]:
+        found = earlier(recorded, f"q/{name}", before)
+        assert {group["id"] for group in found} <= {f"q/{name}"}
+        return [group["step"] for group in found]
+
+    assert steps("a", 3) == [0]
+    assert steps("c", 3) == [2, 1, 0]
+    assert steps("c", 1) == [0]
+    assert steps("e", 1) == steps("", 3) == steps("c\0", 3) == []
+    monkeypatch.setattr(episodes, "MOST_EARLIER", 2)
+    assert steps("c", 3) == [2, 1]
+    (group, *_) = earlier(recorded, "q/c", 3)
+    assert [one["depth"] for one in group["episodes"]] == [0, 1], "its own episodes and no others"
+
+
+def test_a_browser_gets_the_same_question_earlier(recorded):
+    async def ask(query: str):
+        server = TestServer(application({"demo": Shown(recorded, None)}))
+        async with TestClient(server) as client, client.get(f"/demo/step/3/earlier{query}") as answer:
+            return answer.status, await answer.json()
+
+    status, found = asyncio.run(ask("?question=q%2Fb"))
+    assert (status, [group["step"] for group in found["groups"]]) == (200, [1, 0])
+    assert asyncio.run(ask("")) == (200, {"groups": []})
