@@ -101,6 +101,7 @@ def application(runs: Mapping[str, Shown]) -> web.Application:
             web.get("/{run}/", whole_page),
             web.get("/{run}/events", events),
             web.get("/{run}/metrics", metrics),
+            web.get("/{run}/healthz", health),
             web.get(r"/{run}/step/{step:\d+}", step),
             web.get(r"/{run}/step/{step:\d+}/earlier", earlier_groups),
             web.post("/{run}/act", change),
@@ -229,6 +230,20 @@ async def metrics(request: web.Request) -> web.Response:
     firing += {trouble["name"] for trouble in (now or {}).get("troubles", ())}
     body = exposition(request.match_info["run"], row, firing, now)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+
+async def health(request: web.Request) -> web.Response:
+    """For orchestrators: status 200 where nothing is wrong now, else 503; `wrong` says what."""
+    wrong = ailments(await of_address(request).now())
+    return web.json_response({"wrong": wrong}, status=503 if wrong else 200)
+
+
+def ailments(now: Json | None) -> list[str]:
+    """`now`: of `Live.now`; None where Redis is not looked into."""
+    if now is None or "problem" in now:
+        return [now["problem"] if now else "the Redis of this run is not looked into"]
+    lacks_workers = not now["workers"] and not now["state"]["finished"]
+    return [trouble["text"] for trouble in now["troubles"]] + ["no worker is alive: start one"] * lacks_workers
 
 
 def newest(kept: KeptRun) -> tuple[Json, list[str]]:

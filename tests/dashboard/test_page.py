@@ -197,6 +197,31 @@ def test_the_server_shows_the_page_and_says_what_it_cannot_see(config):
     assert "has no record of step 0" in json.loads(why)["error"]
 
 
+WELL = {"troubles": [], "workers": [{"name": "a"}], "state": {"finished": False}}
+
+
+@pytest.mark.parametrize(
+    ("now", "wrong"),
+    [
+        (WELL, None),
+        (WELL | {"workers": [], "state": {"finished": True}}, None),
+        (WELL | {"workers": []}, "no worker is alive"),
+        (WELL | {"troubles": [{"name": "no_learner", "text": "no learner is alive"}]}, "no learner is alive"),
+        ({"problem": "Redis cannot be reached"}, "Redis cannot be reached"),
+        (None, "not looked into"),
+    ],
+)
+def test_health_is_a_status_for_orchestrators(config, monkeypatch, now, wrong):
+    async def seen(_: Shown) -> dict[str, Any] | None:
+        return now
+
+    monkeypatch.setattr(Shown, "now", seen)
+    ((status, text),) = get(config, "/demo/healthz")
+    assert status == (503 if wrong else 200)
+    assert (wrong or "") in " ".join(json.loads(text)["wrong"])
+    assert bool(json.loads(text)["wrong"]) is bool(wrong)
+
+
 def test_prometheus_gets_the_newest_step_and_the_alarms(config):
     for step, depth in enumerate([3.0, 3.0, 0.1, 0.1]):
         add_step(config, step, **{"depth/mean": depth, "by_depth/em": [0.5, None, 0.25, None, None, None]})
