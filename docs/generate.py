@@ -15,7 +15,7 @@ from cusearch_async.cli.config import reference
 from cusearch_async.cli.main import make_parser
 from cusearch_async.config import CONFIG_HELP
 from cusearch_async.metrics.table import FAMILIES, Metric
-from docs import pictures
+from docs import alarm_pictures, pictures
 from tests.system.model_kinds import KINDS
 
 DOCS = Path(__file__).parent
@@ -44,8 +44,12 @@ def metrics() -> str:
 
 def alarms() -> str:
     """Every rule, with what to do."""
-    rows = ["| alarm | fires at | what is wrong, and what to do |", "|---|---|---|"]
-    rows += [f"| `{rule.name}` | {rule.condition} | {rule.cause} {rule.remedy} |" for rule in RULES]
+    rows = ["| alarm | fires at | what is wrong, and what to do | |", "|---|---|---|---|"]
+    rows += [
+        f"| `{rule.name}` | {rule.condition} | {rule.cause} {rule.remedy} | "
+        f"![{rule.name}](images/alarms/{rule.name}.svg) |"
+        for rule in RULES
+    ]
     return "\n".join([*rows, ""])
 
 
@@ -64,7 +68,11 @@ PAGES: dict[str, Callable[[], str]] = {
     "models.md": models,
     "operating.md": alarms,
 }
-PICTURES: dict[str, Callable[[], str]] = {"images/buckets.svg": pictures.buckets, "images/peek.svg": pictures.peek}
+PICTURES: dict[str, Callable[[], str]] = {
+    "images/buckets.svg": pictures.buckets,
+    "images/peek.svg": pictures.peek,
+    **{f"images/alarms/{rule.name}.svg": partial(alarm_pictures.alarm, rule) for rule in RULES},
+}
 
 
 def whole(name: str) -> str:

@@ -35,6 +35,8 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Rule:
     name: str
+    metric: str
+    """The one to draw."""
     condition: str
     cause: str
     remedy: str
@@ -222,6 +224,7 @@ TRACE = "cusearch trace {run} --step {step}"
 RULES = (
     Rule(
         "stops_searching",
+        "depth/mean",
         "mean depth below 0.6 of its best, or more than 0.6 of the episodes without a search in three steps",
         "The agent answers without searching: an answer at once earns too much, or a search fails to help.",
         "Lower what the format alone earns, or lr; look at what the retriever answers.",
@@ -230,6 +233,7 @@ RULES = (
     ),
     Rule(
         "searches_more_and_more",
+        "depth/mean",
         "mean depth 1.75 times that of eight steps before, exact match not up by 0.02",
         "Searches are not paid for by answers: deep trajectories are favoured as such.",
         "Use method.phase_reserve or another method; lower episode.s_max.",
@@ -238,6 +242,7 @@ RULES = (
     ),
     Rule(
         "entropy_falls",
+        "train/entropy",
         "entropy below half of the first steps', exact match not up by 0.02 in eight steps",
         "The policy says the same whatever is asked; groups will soon be equal.",
         "Lower lr, raise episode.temperature or loss.entropy_coef.",
@@ -246,6 +251,7 @@ RULES = (
     ),
     Rule(
         "entropy_rises",
+        "train/entropy",
         "entropy above twice the first steps'",
         "The policy dissolves into noise: updates are too large, or an entropy bonus too high.",
         "Lower lr or loss.entropy_coef; resume from an earlier checkpoint.",
@@ -254,6 +260,7 @@ RULES = (
     ),
     Rule(
         "phase_trapped",
+        "selection/phase_trapped",
         "selection/phase_trapped in five steps in a row",
         "One depth alone fills the budget: nothing deeper is trained on, and the phase cannot move.",
         "Set method.phase_reserve to 0.5.",
@@ -262,6 +269,7 @@ RULES = (
     ),
     Rule(
         "off_policy",
+        "off_policy/ess",
         "effective sample size below 0.95",
         "Trained tokens are of a policy too far from the present one.",
         "Lower pool.max_staleness or lr.",
@@ -270,6 +278,7 @@ RULES = (
     ),
     Rule(
         "engine_differs",
+        "off_policy/mismatch_kl",
         "mismatch on fresh tokens above 1e-4 nats (float32) or 1e-3",
         "Engine and learner compute different probabilities for the same weights.",
         "Compare model.dtype, rollout.vllm.quantization and the attention kernels.",
@@ -278,6 +287,7 @@ RULES = (
     ),
     Rule(
         "reward_without_answers",
+        "reward/all",
         "mean reward up by 0.1 (where rewards exceed 1, of their size), exact match by less than 0.02",
         "The policy learns what the reward pays beside right answers, such as the format.",
         "Lower environment.LABEL.format_weight, or correct your reward.",
@@ -286,6 +296,7 @@ RULES = (
     ),
     Rule(
         "nothing_to_learn",
+        "groups/zero_variance_share",
         "more than 0.9 of the selected in groups of equal rewards, in three steps",
         "All rollouts of most questions are right, or all are wrong: no advantage, no gradient.",
         "Choose questions of another difficulty, raise pool.rollouts, or warm-start the model.",
@@ -294,6 +305,7 @@ RULES = (
     ),
     Rule(
         "reward_falls",
+        "reward/all",
         "mean reward 0.1 (where rewards exceed 1, of their size) below its best in three steps",
         "Training makes the policy worse.",
         "Lower lr; resume from an earlier checkpoint.",
@@ -302,6 +314,7 @@ RULES = (
     ),
     Rule(
         "large_gradient",
+        "train/grad_norm",
         "gradient norm above twice learner.grad_clip, or ten times the median of eight steps",
         "A few trajectories dominate the update, or lr is too high.",
         "Look at the step's advantages; lower lr.",
@@ -310,6 +323,7 @@ RULES = (
     ),
     Rule(
         "drifts",
+        "train/kl_reference",
         "train/kl_reference above 0.2 nats",
         "The policy has moved far from the model it began as.",
         "Raise loss.kl_coef, or lower lr.",
@@ -318,6 +332,7 @@ RULES = (
     ),
     Rule(
         "not_finite",
+        "train/loss",
         "train/loss is not a finite number",
         "The update has overflowed: the weights are of no use from here on.",
         "Resume from an earlier checkpoint with a lower lr.",
@@ -326,6 +341,7 @@ RULES = (
     ),
     Rule(
         "searches_fail",
+        "rollout/search_failures",
         "more than 0.2 of the attempts to search fail",
         "The retriever is overloaded, unreachable, or answers what cannot be read.",
         "Look at the retriever's log; lower retriever.concurrency.",
@@ -334,6 +350,7 @@ RULES = (
     ),
     Rule(
         "episodes_fail",
+        "buffer/incomplete_groups",
         "as many incomplete groups since the last step as half of pool.questions, or more",
         "Most episodes end in an error: environment, reward or retriever.",
         "Read the worker's log.",
@@ -342,6 +359,7 @@ RULES = (
     ),
     Rule(
         "wasted_turns",
+        "episode/turns",
         "more than 0.3 turns an episode that are neither a search nor an answer, where both are counted",
         "The policy does not keep the format.",
         "Warm-start the model, or show the format in the prompt template.",
@@ -350,6 +368,7 @@ RULES = (
     ),
     Rule(
         "turns_are_cut",
+        "episode/cut_turns",
         "more than 0.1 of the turns cut off, in three steps",
         "Turns end before their tag, which makes their episodes invalid.",
         "Raise episode.max_turn_tokens.",
@@ -358,6 +377,7 @@ RULES = (
     ),
     Rule(
         "workers_gone",
+        "rollout/workers",
         "fewer than half as many workers as in the twenty steps before, in two steps",
         "Rollout workers have ended or hang.",
         "Start them again; a worker that hangs is named by `buckets`.",
@@ -366,6 +386,7 @@ RULES = (
     ),
     Rule(
         "slow_worker",
+        "rollout/slowest_share",
         "a worker samples less than 0.2 of the median worker's tokens per busy second, in three steps",
         "One worker's machine is overloaded or throttled: pools in ticket order wait for its episodes.",
         "Look at its machine, or end it: its tickets go to others.",
@@ -374,6 +395,7 @@ RULES = (
     ),
     Rule(
         "slow_publishing",
+        "time/publish_s",
         "more than 0.3 of a step, and a second, waiting until earlier weights are written, in three steps",
         "Writing a version takes longer than a step: the disk is slow, or busy.",
         "Put weights.folder into /dev/shm, or raise learner.publish_every.",
@@ -382,6 +404,7 @@ RULES = (
     ),
     Rule(
         "buffer_full",
+        "buffer/bytes",
         "buffered payloads above 0.9 of redis.max_mib",
         "Workers will soon wait for room.",
         "Raise redis.max_mib; look whether the learner runs.",
@@ -390,6 +413,7 @@ RULES = (
     ),
     Rule(
         "redis_full",
+        "buffer/server_share",
         "the Redis server uses more than 0.9 of its maxmemory",
         "Redis will soon refuse to store.",
         "Raise maxmemory above redis.max_mib, or lower that.",
@@ -398,6 +422,7 @@ RULES = (
     ),
     Rule(
         "machine_full",
+        "machine/disk_free_gib",
         "less than 2 GiB of disk free, or more than 0.95 of the memory used in three steps",
         "The next checkpoint may fail, or the kernel may end a process.",
         "Delete old checkpoints or records; lower learner.keep_checkpoints.",
@@ -406,6 +431,7 @@ RULES = (
     ),
     Rule(
         "finds_nothing",
+        "episode/recall",
         "less than 0.02 of the evidence shown in three steps, though the agent searches",
         "The retriever answers rubbish, or serves another corpus than the questions'.",
         "Look at what a search answers.",
@@ -414,6 +440,7 @@ RULES = (
     ),
     Rule(
         "trajectories_lost",
+        "buffer/lost",
         "buffer/lost or buffer/quarantined grows",
         "Trajectories have disappeared from Redis, or could not be read.",
         "Look for eviction or other users of this Redis; `buffer quarantine` shows what was kept.",

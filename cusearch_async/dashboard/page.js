@@ -234,8 +234,27 @@ function tiles() {
     tile("staleness", fixed(last("staleness/mean"), 1), `at most ${fixed(last("staleness/max"), 0)}, bound ${data.bounds.staleness ?? "–"}`));
 }
 
+// The metric that tells an alarm, with the steps at which it has fired.
+function sparkline(one) {
+  const [width, height] = [180, 36];
+  const known = column(one.metric).map((value, place) => [data.rows.step[place], value]).filter(([, value]) => isNumber(value));
+  if (known.length < 2) return null;
+  const [begin, end] = [data.rows.step[0], data.rows.step.at(-1)];
+  const [low, high] = extent(known.map(([, value]) => value));
+  const across = (step) => width * Math.min(1, Math.max(0, (step - begin) / (end - begin)));
+  const points = known.map(([step, value]) => `${across(step).toFixed(1)},${(height * (high - value) / (high - low)).toFixed(1)}`).join(" ");
+  const draw = (tag, given, ...children) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(given)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  };
+  return draw("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `${one.metric}, now ${precise(known.at(-1)[1])}` },
+    draw("rect", { x: across(one.first - 0.5), y: 0, width: across(one.last + 0.5) - across(one.first - 0.5), height }), draw("polyline", { points }));
+}
+
 function alarmList(alarms) {
-  return alarms.map((one) => make("div", { class: one.firing ? "alarm" : "alarm over" },
+  return alarms.map((one) => make("div", { class: one.firing ? "alarm" : "alarm over" }, sparkline(one),
     make("p", {}, make("b", { class: one.firing ? "bad" : "faint", text: one.name.replaceAll("_", " ") }),
       ` ${one.first === one.last ? `step ${one.first}` : `steps ${one.first} to ${one.last}`}: ${one.evidence}`),
     make("p", { text: `${one.cause} ${one.remedy}` }), make("code", { text: one.look })));
