@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -21,19 +20,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from yarl import URL
 
 from cusearch_async.cli.dashboard import names_of, shown
-from cusearch_async.config import load_config, save_config
-from cusearch_async.dashboard import facts as facts_module
-from cusearch_async.dashboard.facts import columns, facts, in_short, rounded
+from cusearch_async.config import save_config
+from cusearch_async.dashboard.facts import facts
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.page import VENDOR, as_script, asset, page, write_page
 from cusearch_async.dashboard.server import LOOK_EVERY_S, Sent, Shown, application
-from cusearch_async.errors import ConfigError
-from cusearch_async.evaluation.scores import record
-from cusearch_async.files import append_row
-from cusearch_async.run import folder as run_folder
-from cusearch_async.run.history import record_start, record_stop
-from tests.conftest import SLOW, free_port
-from tests.strategies import make_trajectory
+from cusearch_async.run.history import record_stop
+from tests.conftest import SLOW
+from tests.dashboard.conftest import add_step, data_of
 
 CHECKSUMS = {
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -45,111 +39,11 @@ HOSTILE = (
 )
 
 
-def data_of(text: str) -> dict[str, Any]:
-    """The data of a page, as its script reads them."""
-    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    return json.loads(found)
-
-
-@pytest.fixture
-def config(atlas_config, tmp_path):
-    folder = ["--run.folder", str(tmp_path / "demo"), "--run.steps", "10"]
-    folder += ["--run.tags", "short", "--run.note", "a first try"]
-    made = load_config(atlas_config, [*folder, "--redis.url", f"redis://127.0.0.1:{free_port()}/0"])
-    run_folder.mark(made.folder, made.run.name)
-    record_start(made, 1, 0)
-    return made
-
-
-def add_step(config, step: int, **more: Any) -> None:
-    row = {
-        "reward/em": 0.5,
-        "reward/all": 0.6,
-        "depth/mean": 2.0,
-        "time/step_s": 3.0,
-        "depth/generated": [1, 2, 0, 0, 0, 1],
-    }
-    append_row(config.folder / "metrics.jsonl", {"step": step, "epoch": 1, "time": 0.0} | row | more)
-
-
 def test_the_library_of_the_charts_is_the_one_that_was_released():
     for name, checksum in CHECKSUMS.items():
         assert hashlib.sha256(asset("vendor", name).encode()).hexdigest() == checksum
     assert set(CHECKSUMS) == set(VENDOR)
     assert "MIT" in asset("vendor", "uPlot.LICENSE")
-
-
-def test_curves_are_columns_and_what_is_no_number_is_null():
-    rows = [
-        {"step": 0, "epoch": 1, "a": 1, "list": [1.0, None, float("nan")]},
-        {"step": 1, "epoch": 1, "time": 5.0, "a": float("inf"), "b": "text"},
-    ]
-    assert columns(rows) == {
-        "step": [0, 1],
-        "values": {"a": [1.0, None], "b": [None, None], "list": [[1.0, None, None], None]},
-    }
-    assert rounded(0.123456789) == 0.123457
-    assert rounded(True) is None
-
-
-def test_a_long_run_is_thinned_to_its_first_and_last_step_and_some_between(monkeypatch):
-    monkeypatch.setattr(facts_module, "MOST_POINTS", 5)
-    rows = [{"step": step, "epoch": 1} for step in range(101)]
-    assert columns(rows)["step"] == [0, 25, 50, 75, 100]
-    assert columns(rows[:5])["step"] == [0, 1, 2, 3, 4]
-
-
-def test_the_facts_of_a_run(config):
-    for step in range(3):
-        add_step(config, step)
-    found = facts(KeptRun.read(config.folder))
-    assert found["about"]["method"] == "sdga_phase"
-    assert found["about"]["said"] == ["short", "a first try"]
-    assert found["bounds"]["s_max"] == 5
-    assert found["progress"] == {
-        "done": 3, "steps": 10, "step_s": 3.0, "outcome": "running or killed", "error": None
-    }  # fmt: skip
-    assert ["pool.questions", "64"] in found["settings"]
-    assert found["alarms"] == []
-    record_stop(config.folder, 1, None, "NaN in the gradient")
-    assert facts(KeptRun.read(config.folder))["progress"]["error"] == "NaN in the gradient"
-
-
-def test_an_alarm_has_its_evidence_and_a_command_with_the_runs_folder(config):
-    for step, depth in enumerate([3.0, 3.0, 3.0, 0.1, 0.1, 0.1, 0.1]):
-        add_step(config, step, **{"depth/mean": depth, "train/loss": math.nan if step == 6 else 0.1})
-    alarms = {one["name"]: one for one in facts(KeptRun.read(config.folder))["alarms"]}
-    assert alarms["stops_searching"]["firing"]
-    assert "searches an episode" in alarms["stops_searching"]["evidence"]
-    assert alarms["stops_searching"]["look"] == f"cusearch trace {config.folder} --step 6"
-
-
-def test_a_demo_shows_its_scorings_and_an_evaluator_its_versions(config):
-    def scored(em: float) -> dict[str, Any]:
-        return {"count": 2, "em": em, "em_interval": [0.0, 1.0], "depth": 1.0}
-
-    for step in range(3):
-        add_step(config, step)
-    for side, em in (("before", 0.0), ("after", 0.5)):
-        each = [{"question_id": "a", "em": em}, {"question_id": "b", "em": 0.0}]
-        (config.folder / f"eval_{side}.json").write_text(json.dumps({"scores": {"all": scored(em)}, "questions": each}))
-    before, after = facts(KeptRun.read(config.folder))["scores"]
-    assert (before["step"], after["step"]) == (0, 3)
-    assert before["right"] == {"a": False, "b": False}
-    assert after["categories"]["all"]["em"] == 0.5
-    append_row(config.folder / "eval.jsonl", {"step": 2, "epoch": 1, "seconds": 1.0, "all": scored(0.25)})
-    (version,) = facts(KeptRun.read(config.folder))["scores"]
-    assert version["what"] == "version 2"
-    assert version["right"] == {}
-
-
-def test_two_versions_tell_which_questions_became_right(config):
-    for version, em in ((0, (0.0, 1.0)), (5, (1.0, 0.0))):
-        episodes = [make_trajectory(number, 0, em=one, question_id=f"q{number}") for number, one in enumerate(em)]
-        record(config.folder, version, f"v{version:06d}-e1", 1.0, {}, episodes)
-    first, second = (score["right"] for score in facts(KeptRun.read(config.folder))["scores"])
-    assert first == {"q0": False, "q1": True}
-    assert second == {"q0": True, "q1": False}
 
 
 @given(st.text())
@@ -306,46 +200,6 @@ def test_what_has_not_changed_is_not_sent_again(config):
     assert not {"settings", "rules", "starts", "scores"} & sent.news(KeptRun.read(config.folder)).keys()
 
 
-def test_a_setting_that_is_infinite_is_shown(atlas_config, tmp_path):
-    config = load_config(atlas_config, ["--run.folder", str(tmp_path / "demo"), "--learner.grad_clip", "inf"])
-    run_folder.mark(config.folder, config.run.name)
-    record_start(config, 1, 0)
-    add_step(config, 0)
-    found = facts(KeptRun.read(config.folder))
-    assert ["learner.grad_clip", "Infinity"] in found["settings"]
-    assert data_of(page("t", found))["bounds"]["grad_clip"] is None
-
-
-def test_the_limits_of_alarms_are_those_of_the_newest_start(config):
-    before = KeptRun.read(config.folder)
-    assert KeptRun.read(config.folder, before).history is before.history
-    text = (config.folder / "config.toml").read_text()
-    (config.folder / "config.toml").write_text(text.replace("max_mib = 4096", "max_mib = 8192"))
-    after = KeptRun.read(config.folder, before).history
-    assert after.limits.buffer_bytes == 2 * before.history.limits.buffer_bytes
-
-
-def test_without_settings_nothing_is_said_to_be_right(config, tmp_path):
-    add_step(config, 0)
-    (config.folder / "config.toml").unlink()
-    assert facts(KeptRun.read(config.folder))["alarms"] is None
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("eval_before.json", '{"scores": [], "questions": []}'),
-        ("eval_before.json", "[]"),
-        ("eval.jsonl", '{"step": 1, "epoch": 1, "each": [{"em": 1}, 5], "all": {"count": 1}}\n'),
-        ("metrics.jsonl", '{"step": 1, "epoch": 1, "depth/generated": [null, "a"], "time/step_s": "x"}\n'),
-    ],
-)
-def test_a_damaged_file_hides_nothing_else(config, file, text):
-    (config.folder / file).write_text(text)
-    assert facts(KeptRun.read(config.folder))["about"]["method"] == "sdga_phase"
-    in_short(KeptRun.read(config.folder))
-
-
 def test_runs_are_listed_by_names_that_can_be_addresses(config, tmp_path):
     add_step(config, 0)
     strange = tmp_path / "a#b%41 ü?c:d"
@@ -447,14 +301,3 @@ def in_browser(url: str, folder: Path, size: str) -> str:
     said = [line for line in found.stderr.splitlines() if "CONSOLE" in line]
     assert not said
     return found.stdout
-
-
-@pytest.mark.parametrize("file", ["config.toml", "metrics.jsonl"])
-def test_a_damaged_folder_is_named_or_shown_without_it(config, file):
-    add_step(config, 0)
-    (config.folder / file).write_bytes(b'[run\n\x00"\xff')
-    if file == "config.toml":
-        with pytest.raises(ConfigError, match=r"config.toml cannot be read"):
-            KeptRun.read(config.folder)
-    else:
-        assert facts(KeptRun.read(config.folder))["progress"]["done"] == 0
