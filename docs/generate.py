@@ -15,7 +15,7 @@ from cusearch_async.cli.config import reference
 from cusearch_async.cli.main import make_parser
 from cusearch_async.config import CONFIG_HELP
 from cusearch_async.metrics.table import FAMILIES, Metric
-from docs import alarm_pictures, pictures
+from docs import alarm_pictures, healthy_bands, pictures
 from tests.system.model_kinds import KINDS
 
 DOCS = Path(__file__).parent
@@ -71,6 +71,7 @@ PAGES: dict[str, Callable[[], str]] = {
 PICTURES: dict[str, Callable[[], str]] = {
     "images/buckets.svg": pictures.buckets,
     "images/peek.svg": pictures.peek,
+    "../cusearch_async/dashboard/healthy.json": healthy_bands.bands,
     **{f"images/alarms/{rule.name}.svg": partial(alarm_pictures.alarm, rule) for rule in RULES},
 }
 

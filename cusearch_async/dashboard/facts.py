@@ -13,6 +13,7 @@ from typing import Any
 from cusearch_async.alarms.firing import Alarm, alarms_of, look_closer
 from cusearch_async.alarms.rules import RULES, Rule
 from cusearch_async.config import flat
+from cusearch_async.dashboard.healthy import healthy
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.metrics.files import seconds_per_step, steps_done
 from cusearch_async.metrics.table import PLACE
@@ -51,6 +52,7 @@ def news(run: KeptRun) -> Json:
         "lag": lag(run),
         "alarms": shown_alarms(run),
         "rules": [rule_shown(rule) for rule in RULES],
+        "healthy": healthy(run.settings),
         "settings": [[key, json.dumps(value)] for key, value in flat(run.settings)],
         "starts": [start_shown(run, number) for number in range(len(run.starts))],
         "recorded": list(recorded(run.folder)),

@@ -64,7 +64,7 @@ const filled = (values) => (values.length < axis().length ? [...values, null] : 
 
 // ---- charts ---------------------------------------------------------------------------------------
 
-const line = (metric, label, colour, more = {}) => ({ label, colour, values: () => column(metric), ...more });
+const line = (metric, label, colour, more = {}) => ({ label, colour, metric, values: () => column(metric), ...more });
 const byDepth = (metric) => depths().map((depth) => ({ label: `${depth}`, colour: depthColour(depth), values: () => ofDepth(metric, depth) }));
 const depthShares = (metric) => depths().map((depth) => ({
   label: `${depth}`, colour: depthColour(depth), values: () => shares(metric).map((list) => list && list[depth]),
@@ -119,9 +119,17 @@ function chart(name) {
   const spec = CHARTS[name];
   const series = spec.series().map((one) => ({ ...one, raw: filled(one.values()) })).filter((one) => one.raw.some(isNumber));
   if (!series.length) return null;
+  if (!spec.stacked) series.push(...healthyBand(series));
   const place = make("div", { role: "img", "aria-label": `${spec.title}: ${series.map((one) => `${one.label} ${precise(one.raw.filter(isNumber).at(-1))}`).join(", ")}` });
   requestAnimationFrame(() => draw(place, spec, series));
   return panel(spec.title, spec.note, place);
+}
+
+// The first metric of a chart in healthy runs of the same world and method, where they are known: from low to high.
+function healthyBand(series) {
+  const metric = series.map((one) => one.metric).find((name) => data.healthy?.[name]);
+  const band = data.healthy?.[metric];
+  return band ? ["high", "low"].map((side) => ({ label: `healthy, ${side}`, colour: "grey", isBound: true, isBand: true, raw: axis().map((step) => band[side][step] ?? null) })) : [];
 }
 
 function draw(place, spec, series, steps = axis()) {
@@ -141,14 +149,16 @@ function draw(place, spec, series, steps = axis()) {
   const isOutside = spec.range && !spec.stacked && (limits[0] < spec.range[0] - 0.1 || limits[1] > spec.range[1] + 0.1);
   const order = series.map((_, number) => number);
   if (spec.stacked) order.reverse(); // the highest sum first, so that lower areas cover it
+  const high = series.findIndex((one) => one.isBand) + 1;
   const options = {
     width: Math.max(place.clientWidth, 200), height: 190,
     cursor: { sync: { key: "steps" } },
+    bands: high ? [{ series: [high, high + 1], fill: `${css("grey")}30` }] : [],
     scales: { x: { time: false }, y: spec.range && !isOutside ? { range: spec.range } : spec.stacked ? {} : { range: limits } },
     hooks: { drawClear: [(plot) => series.forEach((one, number) => smooth[number] && drawFaintly(plot, steps, one.raw, colours[number]))] },
     axes: [{ ...ticks, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] }, { ...ticks, size: 46, values: short }],
     series: [{ label: "step" }, ...order.map((number) => ({
-      label: series[number].label, stroke: colours[number], width: series[number].points ? 0 : 1.6, dash: series[number].dash,
+      label: series[number].label, stroke: colours[number], width: series[number].points || series[number].isBand ? 0 : 1.6, dash: series[number].dash,
       fill: spec.stacked ? colours[number] : undefined,
       paths: series[number].stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
       spanGaps: Boolean(series[number].points || series[number].gaps),

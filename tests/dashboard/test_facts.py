@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cusearch_async.config import load_config
+from cusearch_async.config import load_config, shipped_configs
 from cusearch_async.dashboard import facts as facts_module
 from cusearch_async.dashboard.facts import columns, facts, in_short, rounded
 from cusearch_async.dashboard.kept import KeptRun
@@ -144,3 +144,19 @@ def test_a_damaged_folder_is_named_or_shown_without_it(config, file):
             KeptRun.read(config.folder)
     else:
         assert facts(KeptRun.read(config.folder))["progress"]["done"] == 0
+
+
+def test_healthy_runs_of_the_same_world_and_method_are_drawn_behind_the_curves(tmp_path, config):
+    def bands(*overrides: str):
+        folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        made = load_config([shipped_configs()["atlas-hard"]], [*overrides, "--run.folder", str(folder)])
+        run_folder.mark(made.folder, made.run.name)
+        record_start(made, 1, 0)
+        return facts(KeptRun.read(made.folder))["healthy"]
+
+    found = bands("--method.name", "grpo_full")
+    assert len(found["reward/all"]["low"]) == 24
+    assert all(low <= high for low, high in zip(found["depth/mean"]["low"], found["depth/mean"]["high"], strict=True))
+    assert bands("--run.seed", "9", "--retriever.noise", "0.2")["train/entropy"] != found["train/entropy"]
+    assert bands("--pool.rollouts", "8", "--pool.questions", "12") is None
+    assert facts(KeptRun.read(config.folder))["healthy"] is None, "another world"
