@@ -345,6 +345,28 @@ def test_a_wait_is_timed_from_its_own_beginning(monkeypatch, caplog):
     ]
 
 
+class Talking:
+    """A child that logs one line at every look."""
+
+    def new_lines(self) -> list[str]:
+        return ["finished some episodes"]
+
+
+def test_a_wait_in_which_a_process_tells_news_needs_no_lines_of_its_own(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    clock = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
+
+    def later(seconds: float) -> Callable[[], None]:
+        return lambda: clock.__setitem__(0, clock[0] + seconds)
+
+    children = {"eval_after": Talking()}
+    fleet = Counted(*map(later, [8.0] * 5), children.clear, *map(later, [8.0] * 3))
+    fleet.children = children
+    live.Screen(fleet, Console(file=io.StringIO())).wait(lambda: "scoring", lambda: True, list)
+    assert [message for message in caplog.messages if message.startswith("scoring")] == ["scoring: 64 s"]
+
+
 def test_the_screen_of_a_launch_says_how_much_is_left_by_the_steps_of_this_start(atlas_config, tmp_path):
     config = load_config(atlas_config, ["--run.folder", str(tmp_path), "--steps", "60"])
 

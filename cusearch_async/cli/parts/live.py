@@ -40,6 +40,8 @@ from cusearch_async.transport.server import redis_cli_line
 log = logging.getLogger(__name__)
 
 REFRESH_S = 0.5
+QUIET_S = 10.0
+"""After news of a process, a line about the wait comes only when twice as long has passed without any other."""
 BAR = " ▁▂▃▄▅▆▇█"
 _PROGRESS = ("waiting for", "finished ", "step ", "loaded weights", "version ")
 """Beginnings of progress lines: on a terminal only the newest one of each process is shown, in place."""
@@ -71,16 +73,17 @@ class Screen:
             def show() -> bool:
                 nonlocal logged, quiet_s, began, waited_for
                 now = time.monotonic()
-                has_news = self._relay(live)
-                if waited_for != what():
-                    began, waited_for, has_news = now, what(), True
+                has_news, is_new = self._relay(live), waited_for != what()
+                if is_new:
+                    began, waited_for = now, what()
                 if live is not None:
                     newest = [Text(f"{name}: {line}", style="dim") for name, line in self._newest.items()]
                     live.update(Group(*body(), Text(f"{waited_for}: {now - began:.0f} s"), *newest), refresh=True)
-                elif now - logged > next_line_s(quiet_s) and not has_news:
+                elif now - logged > next_line_s(quiet_s) and not (has_news or is_new):
                     quiet_s = now - logged
                     log.info("%s: %.0f s%s", waited_for, now - began, f"; {pace()}" if pace() else "")
-                logged, quiet_s = (now, 0.0) if has_news else (logged, quiet_s)
+                if has_news or is_new:
+                    logged, quiet_s = now, 0.0 if is_new else QUIET_S
                 return is_done()
 
             self._fleet.wait(show, poll_s=REFRESH_S)
