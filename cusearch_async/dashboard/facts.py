@@ -134,14 +134,13 @@ def rounded(value: Any) -> Any:
 
 
 def scores(run: KeptRun) -> list[Json]:
-    """Of each scored version, by category, and the questions by whether they are right: those of the evaluator, else
-    those of a demo."""
+    """Of each scored version, by category, and every question: those of the evaluator, else those of a demo."""
     found = [
         {
             "step": row["step"],
             "what": f"version {row['step']}",
             "categories": by_category(row),
-            "right": right_of_version(row.get("each")),
+            "each": each_question(row.get("each")),
         }
         for row in run.scores
     ]
@@ -156,11 +155,11 @@ def by_category(row: Mapping[str, Any]) -> Json:
     }
 
 
-def right_of_version(each: Any) -> dict[str, bool]:
-    """Question -> whether its answer is right; `each`: of a row of eval.jsonl, where it has every question."""
+def each_question(each: Any) -> dict[str, tuple[bool, int]]:
+    """Question -> whether its answer is right, and its searches; `each`: of a row of eval.jsonl, where it has them."""
     match each:
-        case {"question_id": list(ids), "em": list(em)}:
-            return {str(name): bool(one) for name, one in zip(ids, em, strict=False)}
+        case {"question_id": list(ids), "em": list(em), "depth": list(depth)}:
+            return {str(name): (bool(right), int(count)) for name, right, count in zip(ids, em, depth, strict=False)}
     return {}
 
 
@@ -172,7 +171,7 @@ def demo_score(run: KeptRun, side: str) -> Json | None:
             "step": steps_done(run.rows) if side == "after" else 0,
             "what": SIDES[side],
             "categories": by_category(found["scores"]),
-            "right": {str(one["question_id"]): bool(one["em"]) for one in found["questions"]},
+            "each": {str(one["question_id"]): (bool(one["em"]), one["depth"]) for one in found["questions"]},
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -365,17 +365,32 @@ function scoreTable() {
   return section;
 }
 
+// Exact match by the searches that an episode made, of each version.
+function bySearches() {
+  const scored = data.scores.filter((one) => Object.keys(one.each).length);
+  if (!scored.length) return null;
+  const most = Math.max(...scored.flatMap((one) => Object.values(one.each).map(([, depth]) => depth)));
+  const rows = [...Array(most + 1).keys()].map((depth) => [depth, ...scored.map((one) => {
+    const found = Object.values(one.each).filter(([, searches]) => searches === depth);
+    return found.length ? `${fixed(found.filter(([isRight]) => isRight).length / found.length)} of ${found.length}` : "–";
+  })]);
+  const section = panel("By searches made", "exact match of the episodes with so many searches", table(["searches", ...scored.map((one) => one.what)], rows));
+  section.classList.add("wide");
+  return section;
+}
+
 function comparison() {
-  const scored = data.scores.filter((one) => Object.keys(one.right).length);
+  const scored = data.scores.filter((one) => Object.keys(one.each).length);
   if (scored.length < 2) return null;
   const choose = (chosen) => make("select", { onchange: show }, ...scored.map((one, place) => make("option", { value: place, text: one.what, selected: place === chosen })));
-  const [from, to] = [choose(scored.findIndex((one) => one.what !== "the baseline")), choose(scored.length - 1)];
+  const isTrained = (one) => one.what !== "the baseline";
+  const [from, to] = [choose(scored.findIndex(isTrained)), choose(scored.findLastIndex(isTrained))];
   const body = make("div");
   function show() {
-    const [a, b] = [scored[from.value].right, scored[to.value].right];
+    const [a, b] = [scored[from.value].each, scored[to.value].each];
     const both = Object.keys(a).filter((id) => id in b);
-    const gained = both.filter((id) => !a[id] && b[id]);
-    const lost = both.filter((id) => a[id] && !b[id]);
+    const gained = both.filter((id) => !a[id][0] && b[id][0]);
+    const lost = both.filter((id) => a[id][0] && !b[id][0]);
     const difference = (gained.length - lost.length) / Math.max(1, both.length);
     const list = (title, ids) => make("details", { class: "plain" }, make("summary", { text: `${title}: ${ids.length}` }), make("p", { class: "text", text: ids.join("\n") }));
     body.replaceChildren(make("p", { text: `${both.length} questions: ${signed(difference, 3)}, sign test p = ${signTest(gained.length, lost.length).toPrecision(2)}` }), list("gained", gained), list("lost", lost));
@@ -569,7 +584,7 @@ const SCREENS = {
   policy: ["Off policy", () => charts("staleness", "ess", "mismatch", "clip", "stale")],
   machines: ["Machines", () => [workerPanel(), ...charts("time", "idle", "speed", "searches", "latency", "buffered", "redis", "host", "troubles")]],
   episodes: ["Episodes", () => [summaryTable(), episodes()]],
-  heldout: ["Held-out", () => [scoreTable(), comparison()]],
+  heldout: ["Held-out", () => [scoreTable(), bySearches(), comparison()]],
   settings: ["Settings", settings],
   runs: ["Runs", runs],
 };

@@ -74,25 +74,25 @@ def test_a_demo_shows_its_scorings_and_an_evaluator_its_versions(config):
     for step in range(3):
         add_step(config, step)
     for side, em in (("before", 0.0), ("after", 0.5)):
-        each = [{"question_id": "a", "em": em}, {"question_id": "b", "em": 0.0}]
+        each = [{"question_id": "a", "em": em, "depth": 2}, {"question_id": "b", "em": 0.0, "depth": 0}]
         (config.folder / f"eval_{side}.json").write_text(json.dumps({"scores": {"all": scored(em)}, "questions": each}))
     before, after = facts(KeptRun.read(config.folder))["scores"]
     assert (before["step"], after["step"]) == (0, 3)
-    assert before["right"] == {"a": False, "b": False}
+    assert before["each"] == {"a": (False, 2), "b": (False, 0)}
     assert after["categories"]["all"]["em"] == 0.5
     append_row(config.folder / "eval.jsonl", {"step": 2, "epoch": 1, "seconds": 1.0, "all": scored(0.25)})
     (version,) = facts(KeptRun.read(config.folder))["scores"]
     assert version["what"] == "version 2"
-    assert version["right"] == {}
+    assert version["each"] == {}
 
 
-def test_two_versions_tell_which_questions_became_right(config):
+def test_two_versions_tell_which_questions_became_right_with_how_many_searches(config):
     for version, em in ((0, (0.0, 1.0)), (5, (1.0, 0.0))):
-        episodes = [make_trajectory(number, 0, em=one, question_id=f"q{number}") for number, one in enumerate(em)]
+        episodes = [make_trajectory(n, 0, em=one, depth=n + 1, question_id=f"q{n}") for n, one in enumerate(em)]
         record(config.folder, version, f"v{version:06d}-e1", 1.0, {}, episodes)
-    first, second = (score["right"] for score in facts(KeptRun.read(config.folder))["scores"])
-    assert first == {"q0": False, "q1": True}
-    assert second == {"q0": True, "q1": False}
+    first, second = (score["each"] for score in facts(KeptRun.read(config.folder))["scores"])
+    assert first == {"q0": (False, 1), "q1": (True, 2)}
+    assert second == {"q0": (True, 1), "q1": (False, 2)}
 
 
 def test_a_setting_that_is_infinite_is_shown(atlas_config, tmp_path):
