@@ -9,13 +9,14 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from cusearch_async.cli.parts.terminal import plain
-from cusearch_async.config import load_config, shipped_configs
+from cusearch_async.config import shipped_configs, with_overrides
 from cusearch_async.config.section import NAME
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable, write_file
@@ -63,12 +64,8 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     console.print(f"based on the shipped config {base}")
     answers = {asked.option: getattr(arguments, asked.option) or _ask(asked) for asked in ASKED}
     text = written(base, path.stem, answers)
+    with_overrides(tomllib.loads(text), [])
     write_file(path, text.encode())
-    try:
-        load_config([path])
-    except ConfigError:
-        path.unlink()
-        raise
     console.print(plain(f"wrote {path}; next:"))
     for command in _next(path, answers):
         console.print(plain(f"  {command}"))
