@@ -68,8 +68,9 @@ def conclude(by_seed: dict[str, Any]) -> dict[str, Any]:
 
 
 def speed(run: Path, overrides: list[str]) -> dict[str, Any]:
-    """The update against the same passes in plain torch, on the pool of the run's last record; the worker against vLLM
-    alone. CPU seconds, medians of the ratios of a round."""
+    """The update against the same passes in plain torch, on the pool of the run's last record; the worker, with as many
+    episodes in flight as the staleness bound admits, against vLLM alone. CPU seconds, medians of the ratios of a
+    round."""
     step = RecordedStep.read(run, max(recorded(run)))
     settings = [*overrides, "--model.path", step.config.model.location]
     with tempfile.TemporaryDirectory() as temporary:
@@ -84,7 +85,9 @@ def speed(run: Path, overrides: list[str]) -> dict[str, Any]:
         }
         updates = bench_learner.measure(case, {"learner": LEARNER, "bare": BARE}, folder, ROUNDS)
     sides = {name: bench_rollout.SIDES[name] for name in ("worker", "raw")}
-    rollouts = bench_rollout.measure(sides, ROUNDS + 1, step.config.pool.size, CONFIGS, settings)
+    pool = step.config.pool
+    in_flight = pool.size * (pool.max_staleness + 1)
+    rollouts = bench_rollout.measure(sides, ROUNDS + 1, in_flight, CONFIGS, settings)
     return {
         "update_over_bare": bench_learner.over(updates, "bare"),
         "update_cpu_s": updates,
