@@ -118,7 +118,8 @@ class LearnerConfig(Section):
     starts. Needs a C++ compiler on a CPU. Not with ZeRO stage 3, an adapter, gradient checkpointing or attention other
     than sdpa."""
     logits_chunk_tokens: Free[int] = Field(1024, ge=1)
-    """Sampled tokens whose logits are held at a time: 8 bytes for each of them and each token of the vocabulary."""
+    """Sampled tokens whose logits are held at a time, in the model's dtype: for each of them as many as the vocabulary
+    has tokens."""
     reference: Free[Literal["device", "cpu"]] = "device"
     """Where the reference policy waits for its forward pass: on the learner's GPU, or in host memory. ZeRO stage 3
     shards it, too."""
