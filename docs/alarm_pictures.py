@@ -15,6 +15,7 @@ NOT_RECORDED = {
     "buffer/bytes": 127_031.0,
     "buffer/incomplete_groups": 0.0,
     "buffer/lost": 0.0,
+    "buffer/quarantined": 0.0,
     "episode/cut_turns": 0.0,
     "episode/recall": 0.68,
     "machine/disk_free_gib": 56.3,
@@ -50,7 +51,7 @@ def alarm(rule: Rule) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">',
         f'<rect {area} fill="{FIRING}" fill-opacity="0.25"/>',
     ]
-    for line, colour in zip(lines, (HEALTHY, TROUBLED), strict=True):
+    for line, colour in ((line, colour) for line, colour in zip(lines, (HEALTHY, TROUBLED), strict=True) if line):
         places = " ".join(f"{_x(step, len(healthy)):.1f},{_y(value, low, high):.1f}" for step, value in line)
         drawn.append(f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="2"/>')
     drawn.append(f'<text x="0" y="10" {style}>{rule.metric} {low:.2g} to {high:.2g}</text>')

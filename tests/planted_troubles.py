@@ -46,7 +46,7 @@ FAULTS: dict[str, Callable[[list[Row]], list[Row]]] = {
     "entropy_rises": plant(lambda row, n: {"train/entropy": row["train/entropy"] * 1.25**n}),
     "phase_trapped": plant(lambda row, n: {"selection/phase_trapped": 1.0}),
     "off_policy": plant(lambda row, n: {"off_policy/ess": row["off_policy/ess"] - 0.02 * n}),
-    "engine_differs": plant(lambda row, n: {"off_policy/mismatch_kl": 2e-4, "staleness/max": 0.0}),
+    "engine_differs": plant(lambda row, n: {"off_policy/mismatch_kl": 1e-2, "staleness/max": 0.0}),
     "reward_without_answers": lambda rows: [
         row | {"reward/all": rows[0]["reward/all"] + 0.03 * row["step"], "reward/em": rows[0]["reward/em"]}
         for row in rows

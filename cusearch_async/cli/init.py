@@ -18,7 +18,7 @@ from rich.console import Console
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import shipped_configs, with_overrides
 from cusearch_async.config.section import NAME
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.files import refuse_unwritable, write_file
 from cusearch_async.lifecycle.cuda import count_gpus
 
@@ -64,8 +64,12 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     console.print(f"based on the shipped config {base}")
     answers = {asked.option: getattr(arguments, asked.option) or _ask(asked) for asked in ASKED}
     text = written(base, path.stem, answers)
-    with_overrides(tomllib.loads(text), [])
-    write_file(path, text.encode())
+    try:
+        values, content = tomllib.loads(text), text.encode()
+    except ValueError as error:
+        raise ConfigError(f"an answer holds what no TOML file can: {first_line(error)}") from error
+    with_overrides(values, [])
+    write_file(path, content)
     console.print(plain(f"wrote {path}; next:"))
     for command in _next(path, answers):
         console.print(plain(f"  {command}"))

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.replay.selection import RecordedStep
-from cusearch_async.training.recorder import read_record, recorded
+from cusearch_async.training.recorder import recorded, unpacked
 from cusearch_async.types import Trajectory
+
+log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 Stretches = list[tuple[str, str]]
@@ -48,32 +55,45 @@ def coloured(trajectory: Trajectory, tokenizer: Any) -> list[tuple[str, list[tup
     return [(author, _pieces(author, text, colours)) for author, text in texts]
 
 
-def groups_of(step: RecordedStep) -> Json:
-    """Its groups. Raises: ConfigError when the tokenizer of its model is not there."""
+def groups_of(step: RecordedStep, question_id: str | None = None) -> Json:
+    """Its groups, or those of one question. Raises: ConfigError when the tokenizer of its model is not there."""
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers takes seconds to import)
 
     advantages = dict(zip(step.record.selected, step.record.advantages, strict=True))
-    return {"step": step.record.step} | groups(
-        step.pool.trajectories, advantages, load_tokenizer(step.config.model.location)
-    )
+    whole = list(enumerate(step.pool.trajectories))
+    chosen = [(place, one) for place, one in whole if question_id in (None, one.question_id)]
+    of_chosen = {number: advantages[place] for number, (place, _) in enumerate(chosen) if place in advantages}
+    tokenizer = load_tokenizer(step.config.model.location)
+    return {"step": step.record.step} | groups([one for _, one in chosen], of_chosen, tokenizer)
 
 
 def earlier(run_folder: Path, question_id: str, before: int) -> list[Json]:
-    """The groups of a question in steps that were recorded earlier than `before`: the newest steps first, at most
-    MOST_EARLIER. Raises: ConfigError."""
+    """The groups of a question in steps that were recorded earlier than `before`, with their step and colours: the
+    newest steps first, at most MOST_EARLIER. A record that cannot be read is left out. Raises: ConfigError when the
+    tokenizer is not there."""
     found: list[Json] = []
-    for number in sorted(recorded(run_folder), reverse=True):
-        if number < before and _may_have(run_folder, number, question_id):
-            step = groups_of(RecordedStep.read(run_folder, number))
-            found += [group | {"step": number} for group in step["groups"] if group["id"] == question_id]
-            if len({group["step"] for group in found}) == MOST_EARLIER:
-                break
+    written = msgspec.msgpack.encode(question_id)  # as it stands in a payload, which is not decoded for it
+    for number, path in sorted(recorded(run_folder).items(), reverse=True):
+        if number >= before or not _holds(path, written):
+            continue
+        try:
+            step = RecordedStep.read(run_folder, number)
+        except ConfigError as error:
+            log.warning("step %d is not shown: %s", number, first_line(error))
+            continue
+        of_question = groups_of(step, question_id)
+        found += [group | {key: of_question[key] for key in ("step", "colours")} for group in of_question["groups"]]
+        if len({group["step"] for group in found}) == MOST_EARLIER:
+            break
     return found
 
 
-def _may_have(run_folder: Path, step: int, question_id: str) -> bool:
-    """Whether the id stands in a payload of the step; payloads are not decoded for it."""
-    return any(question_id.encode() in payload for payload in read_record(run_folder, step).pool)
+def _holds(record: Path, written: bytes) -> bool:
+    """Whether it holds these bytes; False for one that is gone, or damaged."""
+    try:
+        return written in unpacked(record)
+    except (OSError, ValueError, zlib.error):
+        return False
 
 
 def groups(trajectories: Sequence[Trajectory], advantages: Mapping[int, float], tokenizer: Any) -> Json:

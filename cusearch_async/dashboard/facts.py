@@ -27,6 +27,8 @@ SHORT_POINTS = 300
 """Curves and points in the list of runs."""
 MOST_OVER = 20
 """Alarms on the page that fire no more."""
+MOST_DEPTHS = 1000
+"""Searches of an episode; a question with more is damaged."""
 SIDES = {"before": "the start", "after": "the end", "baseline": "the baseline"}
 """The scorings of a demo."""
 
@@ -43,12 +45,14 @@ def last_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def news(run: KeptRun) -> Json:
     """All but the curves."""
+    questions, scored = shared_ids(scores(run))
     return {
         "name": run.folder.resolve().name,
         "about": about(run),
         "bounds": bounds(run),
         "progress": progress(run),
-        "scores": scores(run),
+        "questions": questions,
+        "scores": scored,
         "lag": lag(run),
         "alarms": shown_alarms(run),
         "rules": [rule_shown(rule) for rule in RULES],
@@ -155,23 +159,41 @@ def by_category(row: Mapping[str, Any]) -> Json:
     }
 
 
-def each_question(each: Any) -> dict[str, tuple[bool, int]]:
-    """Question -> whether its answer is right, and its searches; `each`: of a row of eval.jsonl, where it has them."""
+def each_question(each: Any) -> Json:
+    """Of every question [n] its id, whether its answer is right, and its searches; lists without any where `each`, of a
+    row of eval.jsonl, does not have them."""
+    nothing: Json = {"ids": [], "right": [], "depth": []}
     match each:
         case {"question_id": list(ids), "em": list(em), "depth": list(depth)}:
-            return {str(name): (bool(right), int(count)) for name, right, count in zip(ids, em, depth, strict=False)}
-    return {}
+            rows = [row for row in zip(ids, em, depth, strict=False) if _is_whole(*row)]
+            return {name: [row[place] for row in rows] for place, name in enumerate(nothing)}
+    return nothing
+
+
+def _is_whole(question_id: Any, right: Any, depth: Any) -> bool:
+    return isinstance(question_id, str) and right in (0, 1) and isinstance(depth, int) and 0 <= depth < MOST_DEPTHS
+
+
+def shared_ids(scores: Sequence[Json]) -> tuple[list[list[str]], list[Json]]:
+    """The distinct lists of ids, and `scores` with the place of theirs instead: most versions have the same one."""
+    lists: dict[tuple[str, ...], int] = {}
+    found = []
+    for score in scores:
+        place = lists.setdefault(tuple(score["each"]["ids"]), len(lists))
+        found.append(score | {"each": score["each"] | {"ids": place}})
+    return [list(ids) for ids in lists], found
 
 
 def demo_score(run: KeptRun, side: str) -> Json | None:
     """What `cusearch demo` has scored at one side of its run; None without it."""
     try:
         found = json.loads((run.folder / f"eval_{side}.json").read_bytes())
+        each = {name: [one[name] for one in found["questions"]] for name in ("question_id", "em", "depth")}
         return {
             "step": steps_done(run.rows) if side == "after" else 0,
             "what": SIDES[side],
             "categories": by_category(found["scores"]),
-            "each": {str(one["question_id"]): (bool(one["em"]), one["depth"]) for one in found["questions"]},
+            "each": each_question(each),
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

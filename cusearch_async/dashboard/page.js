@@ -367,30 +367,37 @@ function scoreTable() {
 
 // Exact match by the searches that an episode made, of each version.
 function bySearches() {
-  const scored = data.scores.filter((one) => Object.keys(one.each).length);
+  const scored = data.scores.filter((one) => one.each.right.length);
   if (!scored.length) return null;
-  const most = Math.max(...scored.flatMap((one) => Object.values(one.each).map(([, depth]) => depth)));
-  const rows = [...Array(most + 1).keys()].map((depth) => [depth, ...scored.map((one) => {
-    const found = Object.values(one.each).filter(([, searches]) => searches === depth);
-    return found.length ? `${fixed(found.filter(([isRight]) => isRight).length / found.length)} of ${found.length}` : "–";
-  })]);
+  const counts = scored.map((one) => {
+    const found = [];
+    one.each.depth.forEach((depth, place) => {
+      found[depth] ??= { right: 0, all: 0 };
+      found[depth].right += one.each.right[place] ? 1 : 0;
+      found[depth].all += 1;
+    });
+    return found;
+  });
+  const most = Math.max(...counts.map((found) => found.length));
+  const rows = [...Array(most).keys()].map((depth) => [depth, ...counts.map((found) => (found[depth] ? `${fixed(found[depth].right / found[depth].all)} of ${found[depth].all}` : "–"))]);
   const section = panel("By searches made", "exact match of the episodes with so many searches", table(["searches", ...scored.map((one) => one.what)], rows));
   section.classList.add("wide");
   return section;
 }
 
 function comparison() {
-  const scored = data.scores.filter((one) => Object.keys(one.each).length);
+  const scored = data.scores.filter((one) => one.each.right.length);
   if (scored.length < 2) return null;
+  const rightOf = ({ each }) => new Map(data.questions[each.ids].map((id, place) => [id, Boolean(each.right[place])]));
   const choose = (chosen) => make("select", { onchange: show }, ...scored.map((one, place) => make("option", { value: place, text: one.what, selected: place === chosen })));
   const isTrained = (one) => one.what !== "the baseline";
   const [from, to] = [choose(scored.findIndex(isTrained)), choose(scored.findLastIndex(isTrained))];
   const body = make("div");
   function show() {
-    const [a, b] = [scored[from.value].each, scored[to.value].each];
-    const both = Object.keys(a).filter((id) => id in b);
-    const gained = both.filter((id) => !a[id][0] && b[id][0]);
-    const lost = both.filter((id) => a[id][0] && !b[id][0]);
+    const [a, b] = [rightOf(scored[from.value]), rightOf(scored[to.value])];
+    const both = [...a.keys()].filter((id) => b.has(id));
+    const gained = both.filter((id) => !a.get(id) && b.get(id));
+    const lost = both.filter((id) => a.get(id) && !b.get(id));
     const difference = (gained.length - lost.length) / Math.max(1, both.length);
     const list = (title, ids) => make("details", { class: "plain" }, make("summary", { text: `${title}: ${ids.length}` }), make("p", { class: "text", text: ids.join("\n") }));
     body.replaceChildren(make("p", { text: `${both.length} questions: ${signed(difference, 3)}, sign test p = ${signTest(gained.length, lost.length).toPrecision(2)}` }), list("gained", gained), list("lost", lost));
@@ -445,7 +452,7 @@ function episodes() {
     let shown = 0;
     for (const group of body.querySelectorAll(".group")) {
       let some = 0;
-      for (const one of group.querySelectorAll("details")) {
+      for (const one of group.querySelectorAll(":scope > .siblings > details")) {
         one.hidden = (outcome.value !== "all" && outcome.value !== one.dataset.outcome) || (depth.value !== "any" && depth.value !== one.dataset.depth)
           || !`${group.dataset.question} ${one.textContent}`.toLowerCase().includes(word.value.toLowerCase());
         some += !one.hidden;
@@ -467,8 +474,7 @@ function episodes() {
       }
       data.groups = found;
     }
-    const legend = Object.entries(data.groups.colours).map(([name, kind]) => make("span", { class: kind, text: name }));
-    body.replaceChildren(make("p", { class: "controls" }, ...legend), ...data.groups.groups.map(groupShown));
+    body.replaceChildren(make("p", { class: "controls" }, ...legend(data.groups.colours)), ...data.groups.groups.map(groupShown));
     filter();
   }
   load();
@@ -489,6 +495,7 @@ function groupShown(group) {
     siblings(group), data.watches ? earlierOf(group, data.groups.step) : null);
 }
 
+const legend = (colours) => Object.entries(colours).map(([name, kind]) => make("span", { class: kind, text: name }));
 const siblings = (group) => make("div", { class: "siblings" }, ...group.episodes.map(episodeShown));
 
 // The same question in earlier steps: read when it is asked for.
@@ -497,7 +504,7 @@ function earlierOf(group, step) {
   const button = make("button", { type: "button", text: "the same question earlier", onclick: async () => {
     button.disabled = true;
     const found = await fetched(`step/${step}/earlier?question=${encodeURIComponent(group.id)}`);
-    const shown = (found.groups ?? []).flatMap((one) => [make("p", { class: "faint", text: `step ${one.step}, ticket ${one.number}` }), siblings(one)]);
+    const shown = (found.groups ?? []).flatMap((one) => [make("p", { class: "controls" }, `step ${one.step}, ticket ${one.number}`, ...legend(one.colours)), siblings(one)]);
     const nothing = make("p", { class: found.error ? "bad" : "faint", text: found.error ?? "no earlier step that is recorded has it" });
     button.remove();
     place.append(...(shown.length ? shown : [nothing]));

@@ -102,8 +102,8 @@ def application(runs: Mapping[str, Shown]) -> web.Application:
             web.get("/{run}/events", events),
             web.get("/{run}/metrics", metrics),
             web.get("/{run}/healthz", health),
-            web.get(r"/{run}/step/{step:\d+}", step),
-            web.get(r"/{run}/step/{step:\d+}/earlier", earlier_groups),
+            web.get(r"/{run}/step/{step:\d{1,9}}", step),
+            web.get(r"/{run}/step/{step:\d{1,9}}/earlier", earlier_groups),
             web.post("/{run}/act", change),
         ]
     )
@@ -234,16 +234,22 @@ async def metrics(request: web.Request) -> web.Response:
 
 async def health(request: web.Request) -> web.Response:
     """For orchestrators: status 200 where nothing is wrong now, else 503; `wrong` says what."""
-    wrong = ailments(await of_address(request).now())
+    run = of_address(request)
+    is_over = (await made_of(run, lambda kept: kept.outcome)).startswith("finished")  # its Redis may have ended with it
+    wrong = [] if is_over else ailments(await run.now())
     return web.json_response({"wrong": wrong}, status=503 if wrong else 200)
 
 
 def ailments(now: Json | None) -> list[str]:
-    """`now`: of `Live.now`; None where Redis is not looked into."""
+    """`now`: of `Live.now`; None where Redis is not looked into. A worker that is silent while others are alive was
+    replaced, or is none's."""
     if now is None or "problem" in now:
         return [now["problem"] if now else "the Redis of this run is not looked into"]
-    lacks_workers = not now["workers"] and not now["state"]["finished"]
-    return [trouble["text"] for trouble in now["troubles"]] + ["no worker is alive: start one"] * lacks_workers
+    if now["state"]["finished"]:
+        return []
+    alive = sum(worker["is_alive"] for worker in now["workers"])
+    found = [trouble["text"] for trouble in now["troubles"] if trouble["name"] != "worker_silent"]
+    return found if alive else [*found, "no worker is alive: start one"]
 
 
 def newest(kept: KeptRun) -> tuple[Json, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from cusearch_async.evaluation.scoring import Scores
@@ -44,6 +45,5 @@ def record(
         "depth": [t.depth for t in episodes],
     }
     append_row(run_folder / SCORES, row | scores | {"each": each})
-    curves = Curves(run_folder / CURVES / "scores", from_step=version)
-    curves.write(version, scores_of(scores))
-    curves.close()
+    with closing(Curves(run_folder / CURVES / "scores", from_step=version)) as curves:
+        curves.write(version, scores_of(scores))

@@ -146,7 +146,7 @@ def read_record(run_folder: Path, step: int) -> Record:
         raise ConfigError(f"{run_folder} has no record of step {step}; {known}")
     path = there[step]
     try:
-        record = msgspec.msgpack.decode(_unpacked(path), type=Record)
+        record = msgspec.msgpack.decode(unpacked(path), type=Record)
     except (OSError, ValueError, zlib.error, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if record.schema != SCHEMA:
@@ -157,7 +157,7 @@ def read_record(run_folder: Path, step: int) -> Record:
     return record
 
 
-def _unpacked(path: Path) -> bytes:
+def unpacked(path: Path) -> bytes:
     """At most MOST_BYTES are unpacked. Raises: OSError; zlib.error or ValueError for another file."""
     unpacker = zlib.decompressobj()
     with path.open("rb") as file:

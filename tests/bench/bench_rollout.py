@@ -59,7 +59,7 @@ def measure(
             "redis.url": f"redis://127.0.0.1:{free_port()}/0",
             "retriever.url": f"http://127.0.0.1:{free_port()}",
             "rollout.max_episodes": pool,
-            "pool.max_staleness": 9,  # tickets for all episodes of a round
+            "pool.max_staleness": 11,  # tickets for all episodes of a round
         }
         overrides = [*(word for key, value in given.items() for word in (f"--{key}", str(value))), *settings]
         config = load_config([Path(name) for name in configs], overrides)

@@ -85,6 +85,7 @@ def test_without_a_terminal_the_defaults_count_and_the_config_loads(tmp_path, mo
         (["mine"], "name a .toml file by the name of the run, like mine.toml, got mine"),
         (["a b.toml"], "name a .toml file by the name of the run, like mine.toml, got a b.toml"),
         (["mine.toml", "--passages", "ftp://somewhere/x"], "retriever.url"),
+        (["mine.toml", "--model", "a\x7fb"], "an answer holds what no TOML file can"),
         (["mine.toml", "--run.steps", "3"], "--run.steps is a setting of a config"),
     ],
 )

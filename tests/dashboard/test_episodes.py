@@ -156,7 +156,13 @@ def test_the_same_question_earlier_is_found_in_the_newest_steps_that_have_it(rec
     monkeypatch.setattr(episodes, "MOST_EARLIER", 2)
     assert steps("c", 3) == [2, 1]
     (group, *_) = earlier(recorded, "q/c", 3)
+    assert group["colours"] == {}, "those of its own step"
     assert [one["depth"] for one in group["episodes"]] == [0, 1], "its own episodes and no others"
+
+
+def test_a_record_that_cannot_be_read_hides_no_other(recorded):
+    (recorded / "records" / "000001-e1.zz").write_bytes(b"torn")
+    assert [group["step"] for group in earlier(recorded, "q/c", 3)] == [2, 0]
 
 
 def test_a_browser_gets_the_same_question_earlier(recorded):

@@ -78,21 +78,23 @@ def test_a_demo_shows_its_scorings_and_an_evaluator_its_versions(config):
         (config.folder / f"eval_{side}.json").write_text(json.dumps({"scores": {"all": scored(em)}, "questions": each}))
     before, after = facts(KeptRun.read(config.folder))["scores"]
     assert (before["step"], after["step"]) == (0, 3)
-    assert before["each"] == {"a": (False, 2), "b": (False, 0)}
+    assert before["each"] == {"ids": 0, "right": [0.0, 0.0], "depth": [2, 0]}
     assert after["categories"]["all"]["em"] == 0.5
     append_row(config.folder / "eval.jsonl", {"step": 2, "epoch": 1, "seconds": 1.0, "all": scored(0.25)})
     (version,) = facts(KeptRun.read(config.folder))["scores"]
     assert version["what"] == "version 2"
-    assert version["each"] == {}
+    assert version["each"]["right"] == []
 
 
 def test_two_versions_tell_which_questions_became_right_with_how_many_searches(config):
     for version, em in ((0, (0.0, 1.0)), (5, (1.0, 0.0))):
         episodes = [make_trajectory(n, 0, em=one, depth=n + 1, question_id=f"q{n}") for n, one in enumerate(em)]
         record(config.folder, version, f"v{version:06d}-e1", 1.0, {}, episodes)
-    first, second = (score["each"] for score in facts(KeptRun.read(config.folder))["scores"])
-    assert first == {"q0": (False, 1), "q1": (True, 2)}
-    assert second == {"q0": (True, 1), "q1": (False, 2)}
+    found = facts(KeptRun.read(config.folder))
+    first, second = (score["each"] for score in found["scores"])
+    assert found["questions"] == [["q0", "q1"]], "once for all versions"
+    assert first == {"ids": 0, "right": [0, 1], "depth": [1, 2]}
+    assert second == {"ids": 0, "right": [1, 0], "depth": [1, 2]}
 
 
 def test_a_setting_that_is_infinite_is_shown(atlas_config, tmp_path):
@@ -125,13 +127,23 @@ def test_without_settings_nothing_is_said_to_be_right(config, tmp_path):
     [
         ("eval_before.json", '{"scores": [], "questions": []}'),
         ("eval_before.json", "[]"),
+        ("eval_before.json", '{"scores": {}, "questions": [{"question_id": "a", "em": 1, "depth": NaN}]}'),
+        *(
+            (
+                "eval.jsonl",
+                f'{{"step": 1, "epoch": 1, "each": {{"question_id": ["a"], "em": [1], "depth": [{depth}]}}}}\n',
+            )
+            for depth in ("null", '"x"', "NaN", "1e999", "[]")
+        ),
         ("eval.jsonl", '{"step": 1, "epoch": 1, "each": [{"em": 1}, 5], "all": {"count": 1}}\n'),
         ("metrics.jsonl", '{"step": 1, "epoch": 1, "depth/generated": [null, "a"], "time/step_s": "x"}\n'),
     ],
 )
 def test_a_damaged_file_hides_nothing_else(config, file, text):
     (config.folder / file).write_text(text)
-    assert facts(KeptRun.read(config.folder))["about"]["method"] == "sdga_phase"
+    found = facts(KeptRun.read(config.folder))
+    assert found["about"]["method"] == "sdga_phase"
+    json.dumps(found, allow_nan=False)
     in_short(KeptRun.read(config.folder))
 
 
@@ -157,6 +169,14 @@ def test_healthy_runs_of_the_same_world_and_method_are_drawn_behind_the_curves(t
     found = bands("--method.name", "grpo_full")
     assert len(found["reward/all"]["low"]) == 24
     assert all(low <= high for low, high in zip(found["depth/mean"]["low"], found["depth/mean"]["high"], strict=True))
-    assert bands("--run.seed", "9", "--retriever.noise", "0.2")["train/entropy"] != found["train/entropy"]
-    assert bands("--pool.rollouts", "8", "--pool.questions", "12") is None
+    assert bands("--run.seed", "9")["train/entropy"] != found["train/entropy"], "of its own method"
+    assert bands("--retriever.stochastic", "true", "--learner.cores", "[0]") is not None
+    for other in (
+        ("--pool.rollouts", "8", "--pool.questions", "12"),
+        ("--learner.lr", "1e-3"),
+        ("--model.path", "atlas"),
+        ("--retriever.topk", "1"),
+        ("--method.phase_reserve", "0.5"),
+    ):
+        assert bands(*other) is None
     assert facts(KeptRun.read(config.folder))["healthy"] is None, "another world"

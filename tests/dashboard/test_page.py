@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -25,9 +26,11 @@ from cusearch_async.dashboard.facts import facts
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.page import VENDOR, as_script, asset, page, write_page
 from cusearch_async.dashboard.server import LOOK_EVERY_S, Sent, Shown, application
+from cusearch_async.evaluation.scores import record
 from cusearch_async.run.history import record_stop
 from tests.conftest import SLOW
 from tests.dashboard.conftest import add_step, data_of
+from tests.strategies import make_trajectory
 
 CHECKSUMS = {
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -91,14 +94,18 @@ def test_the_server_shows_the_page_and_says_what_it_cannot_see(config):
     assert "has no record of step 0" in json.loads(why)["error"]
 
 
-WELL = {"troubles": [], "workers": [{"name": "a"}], "state": {"finished": False}}
+ALIVE, SILENT = ({"name": name, "is_alive": name == "a"} for name in "ab")
+SILENCE = {"name": "worker_silent", "text": "b was last heard of 90 s ago"}
+WELL = {"troubles": [], "workers": [ALIVE], "state": {"finished": False}}
 
 
 @pytest.mark.parametrize(
     ("now", "wrong"),
     [
         (WELL, None),
-        (WELL | {"workers": [], "state": {"finished": True}}, None),
+        (WELL | {"workers": [ALIVE, SILENT], "troubles": [SILENCE]}, None),
+        (WELL | {"workers": [SILENT], "troubles": [SILENCE]}, "no worker is alive"),
+        (WELL | {"workers": [SILENT], "troubles": [SILENCE], "state": {"finished": True}}, None),
         (WELL | {"workers": []}, "no worker is alive"),
         (WELL | {"troubles": [{"name": "no_learner", "text": "no learner is alive"}]}, "no learner is alive"),
         ({"problem": "Redis cannot be reached"}, "Redis cannot be reached"),
@@ -114,6 +121,13 @@ def test_health_is_a_status_for_orchestrators(config, monkeypatch, now, wrong):
     assert status == (503 if wrong else 200)
     assert (wrong or "") in " ".join(json.loads(text)["wrong"])
     assert bool(json.loads(text)["wrong"]) is bool(wrong)
+
+
+def test_a_run_that_is_finished_is_well_without_its_redis(config):
+    add_step(config, 9)
+    assert get(config, "/demo/healthz")[0][0] == 503
+    record_stop(config.folder, 1, 10, "finished")
+    assert get(config, "/demo/healthz") == [(200, '{"wrong": []}')]
 
 
 def test_prometheus_gets_the_newest_step_and_the_alarms(config):
@@ -271,12 +285,18 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 @pytest.mark.parametrize("size", ["1280,1000", "500,900"])
 def test_every_screen_is_drawn_in_a_browser_without_an_error_and_texts_stay_texts(config, tmp_path, size):
     for step in range(4):
-        add_step(config, step, **{"by_depth/reward": [0.1, 0.2, None, None, None, 0.5]})
+        add_step(config, step, **{"by_depth/reward": [0.1, 0.2, None, None, None, 0.5], "train/kl_reference": 0.1})
     record_stop(config.folder, 1, None, HOSTILE)
     episode = {"right": False, "depth": 1, "prediction": HOSTILE, "advantage": None, "summary": HOSTILE}
     episode |= {"parts": [["model", [["search", HOSTILE], ["", HOSTILE]]]]}
     group = {"number": "0", "question": HOSTILE, "gold": HOSTILE, "taught": 0.0, "episodes": [episode]}
-    data = facts(KeptRun.read(config.folder)) | {"watches": False, "recorded": [0], "groups": None}
+    for version, em in ((1, (0.0, 1.0)), (2, (1.0, 0.0))):
+        episodes = [make_trajectory(n, 0, em=one, depth=n, question_id=f"{n}{HOSTILE}") for n, one in enumerate(em)]
+        record(config.folder, version, f"v{version:06d}-e1", 1.0, {}, episodes)
+    add_step(config, 4, **{"train/loss": math.nan, "train/kl_reference": 9.0})
+    data = facts(KeptRun.read(config.folder)) | {"watches": False, "recorded": [0]}
+    assert {one["name"] for one in data["alarms"]} == {"drifts", "not_finite"}
+    data["healthy"] = {"reward/all": {"low": [0.1] * 4, "high": [0.9] * 4}}
     data["groups"] = {"step": 0, "colours": {HOSTILE: "search"}, "groups": [group]}
     screens = re.findall(r'^  (\w+): \["', asset("page.js"), re.MULTILINE)
     assert screens.pop() == "runs"
@@ -288,6 +308,8 @@ def test_every_screen_is_drawn_in_a_browser_without_an_error_and_texts_stay_text
         assert "<section" in dom, screen
         assert '<html lang="en">' in dom, "no text was run"
         assert "<img" not in dom
+        drawn = {"heldout": ("By searches made", "gained: 1"), "now": ('class="spark"', "healthy, low")}
+        assert all(part in dom for part in drawn.get(screen, ())), screen
 
 
 def in_browser(url: str, folder: Path, size: str) -> str:
