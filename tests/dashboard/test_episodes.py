@@ -161,7 +161,7 @@ def test_the_same_question_earlier_is_found_in_the_newest_steps_that_have_it(rec
 
 
 def test_a_record_that_cannot_be_read_hides_no_other(recorded):
-    (recorded / "records" / "000001-e1.zz").write_bytes(b"torn")
+    (recorded / "records" / "000001-e1.zz").write_bytes(b"damaged")
     assert [group["step"] for group in earlier(recorded, "q/c", 3)] == [2, 0]
 
 

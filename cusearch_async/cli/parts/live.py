@@ -79,11 +79,11 @@ class Screen:
                 if live is not None:
                     newest = [Text(f"{name}: {line}", style="dim") for name, line in self._newest.items()]
                     live.update(Group(*body(), Text(f"{waited_for}: {now - began:.0f} s"), *newest), refresh=True)
-                elif now - logged > next_line_s(quiet_s) and not (has_news or is_new):
-                    quiet_s = now - logged
-                    log.info("%s: %.0f s%s", waited_for, now - began, f"; {pace()}" if pace() else "")
                 if has_news or is_new:
                     logged, quiet_s = now, 0.0 if is_new else QUIET_S
+                elif live is None and now - logged > next_line_s(quiet_s):
+                    quiet_s = now - logged
+                    log.info("%s: %.0f s%s", waited_for, now - began, f"; {pace()}" if pace() else "")
                 return is_done()
 
             self._fleet.wait(show, poll_s=REFRESH_S)
