@@ -52,7 +52,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pools", type=at_least(2), default=12, help="pools at each policy (12)")
     text = f"the methods, separated by commas; default: {','.join(METHODS)}"
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS), help=text)
-    parser.add_argument("--output", type=Path, help="write the cosines of all pools to this .json file")
+    parser.add_argument(
+        "--output", type=Path, help="write the cosines of all pools to this .json file, after each policy"
+    )
     add_trust(parser)
     parser.set_defaults(run=run)
 
@@ -76,15 +78,23 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         from cusearch_async.study import statistics  # noqa: F401, PLC0415
     kept = Checkpoints(folder, config.learner.keep_checkpoints, epochs_and_steps(folder)).by_step()
     models = {0: config.model.location} | {step: str(one.path / "model") for step, one in kept.items()}
-    policies = [measured(config, model, step, arguments.pools) for step, model in models.items()]
+    policies: list[list[MeasuredPool]] = []
     equal = max(2, budget // EQUAL_SHARE)
-    found = {name: figures_of(one, policies, config.run.seed, equal) for name, one in methods.items()}
-    if arguments.output:
-        whole = {"policies": list(models), "pools": arguments.pools, "budget": budget, "equal": equal}
-        figures = {name: asdict(one) for name, one in found.items()}
-        with writing_output(arguments.output, "--output"):
-            arguments.output.write_text(json.dumps(whole | {"methods": figures}, indent=1), encoding="utf-8")
+    for step, model in models.items():
+        policies.append(measured(config, model, step, arguments.pools))
+        found = {name: figures_of(one, policies, config.run.seed, equal) for name, one in methods.items()}
+        if arguments.output:
+            _write(arguments.output, list(models)[: len(policies)], arguments.pools, budget, equal, found)
     Console().print(table(found, list(models), arguments.pools, equal))
+
+
+def _write(
+    output: Path, policies: Sequence[int], pools: int, budget: int, equal: int, found: Mapping[str, Figures]
+) -> None:
+    whole = {"policies": policies, "pools": pools, "budget": budget, "equal": equal}
+    figures = {name: asdict(one) for name, one in found.items()}
+    with writing_output(output, "--output"):
+        output.write_text(json.dumps(whole | {"methods": figures}, indent=1), encoding="utf-8")
 
 
 def _method(config: Config, name: str, budget: int) -> MethodConfig:

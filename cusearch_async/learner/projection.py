@@ -33,7 +33,7 @@ class ProjectedGradients:
         self._trained = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
         generator = torch.Generator().manual_seed(_SEED)
         self._signs = [
-            torch.randint(0, 2, (parameter.numel(),), generator=generator, dtype=torch.int8) * 2 - 1
+            torch.randint(0, 2, (parameter.numel(),), generator=generator, dtype=parameter.dtype) * 2 - 1
             for parameter in self._trained
         ]
 
@@ -52,8 +52,10 @@ class ProjectedGradients:
         total, place = torch.zeros(DIMENSIONS), 0
         for gradient, signs in zip(gradients, self._signs, strict=True):
             if gradient is not None:
-                signed = gradient.flatten().float() * signs
-                rows = torch.nn.functional.pad(signed, (0, -len(signed) % DIMENSIONS)).view(-1, DIMENSIONS)
-                total += rows.sum(0).roll(place)
+                signed = gradient.flatten() * signs
+                rows, rest = signed[: len(signed) // DIMENSIONS * DIMENSIONS], len(signed) % DIMENSIONS
+                sums = rows.view(-1, DIMENSIONS).sum(0, dtype=torch.float32)
+                sums[:rest] += signed[len(rows) :]
+                total += sums.roll(place)
             place = (place + len(signs)) % DIMENSIONS
         return total
