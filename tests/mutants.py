@@ -149,7 +149,7 @@ MUTANTS = {
     "English is read by other rules than SQuAD's": (ANSWERS, "elif _NOT_LATIN.search(text):", "elif True:"),
     "tickets are granted beyond the last pool": (lua("admit"), "math.min(pools, run.steps)", "pools"),
     "the last pool is one too early": (lua("admit"), "math.min(pools, run.steps)", "math.min(pools, run.steps - 1)"),
-    "completion order ends at the last pool": (lua("admit"), "run.order == 'ticket'", "true"),
+    "completion order ends at the last pool": (lua("admit"), "if by_tickets then", "if true then"),
     "a requeued ticket ignores the staleness bound": (lua("admit"), "'(' .. limit, 'LIMIT'", "'+inf', 'LIMIT'"),
     "a requeued ticket that does not fit is lost": (lua("admit"), "  if not has_room then break end\n", ""),
     "a key has another name than in the scripts": (("transport/keys.py", "test_keys.py"), '"owner"', '"owners"'),

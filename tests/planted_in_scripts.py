@@ -28,9 +28,46 @@ SCRIPTS = {
     ),
     "what is not granted yet is requeued": (
         lua("claim"),
-        "key('next_ticket'))) or 0) - 1)",
-        "key('next_ticket'))) or 0))",
+        "math.min((step + 1) * questions, granted) - 1",
+        "(step + 1) * questions - 1",
     ),
+    "a group misses pool after pool": (lua("claim", "deferred"), "if due < 0 or", "if true or"),
+    "what was taken is not recorded": (
+        lua("claim", "deferred"),
+        "if deferred then redis.call('ZADD'",
+        "if false then redis.call('ZADD'",
+    ),
+    "what was taken is not missed": (lua("claim", "deferred"), "if deferred and step > 0 and", "if false and"),
+    "a checkpoint forgets what was taken ahead": (
+        lua("checkpoint", "deferred"),
+        "(step - run.defer - 1) * run.questions - 1",
+        "'+inf'",
+    ),
+    "a step whose pool was lost takes other tickets": (
+        lua("recover", "deferred"),
+        "if deferred then redis.call('HSET', key('reserved')",
+        "if false then redis.call('HSET', key('reserved')",
+    ),
+    "what was taken is generated again": (lua("recover", "deferred"), "and not was_taken[name]", ""),
+    "all that is nowhere was taken": (lua("recover", "deferred"), "counted < first - before and", ""),
+    "the number of pools that a group may miss changes": (
+        lua("recover", "run_contract"),
+        "'order', 'defer'}",
+        "'order'}",
+    ),
+    "a lease is hedged by all": (
+        lua("admit", "deferred"),
+        " and redis.call('HEXISTS', key('hedged'), ticket) == 0",
+        "",
+    ),
+    "a worker hedges its own leases": (
+        lua("admit", "deferred"),
+        "redis.call('HGET', key('owner'), ticket) ~= name and ",
+        "",
+    ),
+    "young leases are hedged": (lua("admit", "deferred"), " and time - since >= 1000 * run.hedge_s", ""),
+    "what is needed much later is hedged": (lua("admit", "deferred"), "tonumber(ticket) < needed_soon and", "true and"),
+    "a hedge that failed is tried by all": (lua("release", "deferred"), "elseif not failed and", "elseif"),
     "a pool of which a part is lost is committed": (
         lua("commit", "damage"),
         "if #ids ~= tonumber(redis.call('HGET', pool_info_key(step), 'size') or -1)",

@@ -135,7 +135,7 @@ def head(state: RunState, config: Config) -> Text:
 
 def buckets(now: Snapshot, config: Config) -> Table:
     """One row per depth, one column per staleness; fuller cells stand out more."""
-    counts = now.cells(config.episode.s_max, config.pool.max_staleness)
+    counts = now.cells(config.episode.s_max, config.pool.staleness_bound)
     most, fullest = max(map(max, counts)), max(map(sum, counts))
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("depth", *map(str, range(len(counts[0]))), "all"):

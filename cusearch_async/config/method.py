@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, create_model, model_validator
 
 from cusearch_async.algorithm.methods import METHODS, Method, MethodSettings, method_class
-from cusearch_async.config.section import Extensible, Section, Shared
+from cusearch_async.config.section import Extensible, Free, Section, Shared
 from cusearch_async.types import Singleton
 
 
@@ -16,12 +16,17 @@ class PoolConfig(Section):
     """N, groups per learner step."""
     rollouts: Shared[int] = Field(3, ge=1)
     """G, trajectories per group."""
-    order: Shared[Literal["ticket", "oldest_complete"]] = "ticket"
-    """The next pool: the next N tickets (`ticket`), or the N complete groups with the oldest tickets
-    (`oldest_complete`)."""
+    order: Shared[Literal["ticket", "deferred", "oldest_complete"]] = "ticket"
+    """The next pool. `ticket`: the next N tickets. `deferred`: the N complete groups with the oldest tickets; a group
+    may miss `defer` pools, and the next waits for it. `oldest_complete`: those N, without a bound."""
     max_staleness: Shared[int] = Field(2, ge=0)
-    """Maximum number of learner steps between sampling and training; 0 is synchronous. A bound with `order = "ticket"`,
-    only an aim with `oldest_complete`."""
+    """Maximum number of learner steps between sampling and training; 0 is synchronous. A bound with `order = "ticket"`;
+    with `deferred` max_staleness + defer is the bound, with `oldest_complete` there is none."""
+    defer: Shared[int] = Field(2, ge=1)
+    """Pools that a group may miss with `order = "deferred"`."""
+    hedge_after_s: Free[float] = Field(0.0, ge=0)
+    """A worker with nothing else to do runs what another's ticket still lacks after this time, if its pool is near; of
+    each rollout the first to finish counts. Take what 99 % of the episodes need; 0: never."""
     max_attempts: Shared[int] = Field(5, ge=1)
     """Attempts at a ticket before its group stays incomplete. An attempt fails when its worker dies or an episode
     fails."""
@@ -29,6 +34,15 @@ class PoolConfig(Section):
     @property
     def size(self) -> int:
         return self.questions * self.rollouts
+
+    @property
+    def deferral(self) -> int:
+        return self.defer if self.order == "deferred" else 0
+
+    @property
+    def staleness_bound(self) -> int:
+        """Learner steps; only an aim with `oldest_complete`."""
+        return self.max_staleness + self.deferral
 
 
 class SharedMethodConfig(Extensible):

@@ -97,6 +97,9 @@ def bounds(run: KeptRun) -> Json:
         "grad_clip": ("learner", "grad_clip"),
     }
     found = {name: run.setting(*place) for name, place in sought.items()}
+    deferral = run.setting("pool", "defer") if run.setting("pool", "order") == "deferred" else 0
+    if isinstance(found["staleness"], int) and isinstance(deferral, int):
+        found["staleness"] += deferral
     return {name: rounded(value) for name, value in found.items()}
 
 

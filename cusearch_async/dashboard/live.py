@@ -105,7 +105,7 @@ def shown(now: Snapshot, learner: LearnerStatus | None, config: Config) -> Json:
         },
         "pool": now.pool,
         "queues": asdict(now.queues) | {"needed": config.questions_per_step},
-        "cells": now.cells(config.episode.s_max, config.pool.max_staleness),
+        "cells": now.cells(config.episode.s_max, config.pool.staleness_bound),
         "ledger": asdict(now.ledger) | {"closes": now.ledger.closes, "limit": config.buffer_limit},
         "workers": workers,
         "learner": None if learner is None else msgspec.to_builtins(learner),

@@ -128,7 +128,11 @@ FAMILIES = (
         (
             Metric("staleness/min", "steps", "step − oldest version that sampled a token: least of the pool"),
             Metric("staleness/mean", "steps", "its mean"),
-            Metric("staleness/max", "steps", "most of the pool; in ticket order at most `pool.max_staleness`"),
+            Metric(
+                "staleness/max",
+                "steps",
+                "most of the pool; at most `pool.max_staleness`, in deferred order + `pool.defer`",
+            ),
             Metric(
                 "off_policy/mismatch_kl",
                 "nats",

@@ -36,7 +36,7 @@ DATA, MODEL = "content of data.source", "content of model.path"
 SERVED = "retriever serves"
 """The retriever's own description of what it serves. No setting: the retriever has its own config."""
 GROUPS = "groups per step (pool.questions, or K / G for grpo_half)"
-_OF_A_TICKET = {"questions": GROUPS, "rollouts": "pool.rollouts", "order": "pool.order"}
+_OF_A_TICKET = {"questions": GROUPS, "rollouts": "pool.rollouts", "order": "pool.order", "defer": "pool.defer"}
 """Run limits that stay as they are while tickets are granted -> the user's name of each."""
 ACCEPT_CHANGES = "--accept-changes"
 """The learner's option to continue with settings that change what the run means."""

@@ -119,6 +119,8 @@ class Ledger:
     """Groups that were closed after max_attempts without some of their trajectories."""
     failed_rollouts: int = 0
     """Trajectories that the incomplete groups lack."""
+    hedged_rollouts: int = 0
+    """Rollouts that were granted to a second worker (pool.hedge_after_s)."""
     duplicates_refused: int = 0
     late_refused: int = 0
 

@@ -46,9 +46,13 @@ class Keys:
     lease = _Key("lease")  # sorted set: open ticket -> deadline, milliseconds of the run's clock
     clock = _Key("clock")  # hash: run, the run's clock; wall, the server's at that time; milliseconds
     owner = _Key("owner")  # hash: leased ticket -> worker
+    leased_at = _Key("leased_at")  # hash: leased ticket -> when it was granted, milliseconds of the run's clock
+    hedged = _Key("hedged")  # hash: leased ticket -> the second worker that runs what it lacks (pool.hedge_after_s)
     requeue = _Key("requeue")  # sorted set: requeued tickets; score = ticket
     groups = _Key("groups")  # hash: open ticket -> trajectories finished so far
     ready = _Key("ready")  # sorted set: tickets with a closed group; score = ticket
+    taken = _Key("taken")  # sorted set: tickets that steps have claimed, in deferred order; score = ticket
+    reserved = _Key("reserved")  # hash: step -> tickets of its pool, which are generated again for it; deferred order
     memory = _Key("memory")  # string: the memory of the selection method, encoded by the method (JSON)
     sizes = _Key("sizes")  # hash: ticket -> rollouts of its group; a ticket that is not in it has G
     workers = _Key("workers")  # sorted set: worker -> last heartbeat, milliseconds of the server's clock

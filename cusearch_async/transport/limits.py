@@ -26,6 +26,10 @@ class RunLimits:
     steps: int
     """Pools of the run. In ticket order no ticket is granted that belongs to none of them."""
     order: str
+    defer: int = 0
+    """Pools that a group may miss; 0 in any order but `deferred`."""
+    hedge_s: float = 0.0
+    """Seconds after which another worker may run what a leased ticket lacks; 0: never."""
     s_max: int
     lease_s: float
     max_attempts: int
@@ -38,6 +42,18 @@ class RunLimits:
     """Longest possible trajectory."""
     vocab_size: int | None = None
     """Token ids are below this; None when the model's config has not been read."""
+
+    def due(self, step: int) -> tuple[int, int]:
+        """First and last ticket of the pool that must be trained at `step` at the latest."""
+        first = (step - self.defer) * self.questions
+        return first, first + self.questions - 1
+
+    def ready_of_pool(self, step: int, ready: int, due: int) -> int:
+        """Groups that `step` could take, of `ready` groups in all and `due` ready or taken ones among the due."""
+        if self.order == "oldest_complete":
+            return ready
+        waits_for_due = self.due(step)[0] >= 0
+        return min(ready, self.questions, *([due] if waits_for_due else []))
 
     def check(self, trajectory: Trajectory) -> None:
         """Raises: InvalidTrajectory that names the value outside the limits."""
@@ -79,8 +95,9 @@ class RunLimits:
         if t.oldest_version < 0 or newest > step:
             wrong = t.oldest_version if t.oldest_version < 0 else newest
             return f"sampled by version {wrong}, but the learner has versions 0 to {step}"
-        if self.order == "ticket" and staleness > self.max_staleness:
-            return f"staleness {staleness} at step {step}, pool.max_staleness is {self.max_staleness}"
+        if self.order != "oldest_complete" and staleness > self.max_staleness + self.defer:
+            deferred = f", pool.defer {self.defer}" if self.defer else ""
+            return f"staleness {staleness} at step {step}, pool.max_staleness is {self.max_staleness}{deferred}"
         if question_of is not None and t.question_id != question_of(t.ticket):
             return f"it answers question {t.question_id!r}, but ticket {t.ticket} is for {question_of(t.ticket)!r}"
         return None
@@ -99,6 +116,8 @@ def limits_of(config: Config, vocab_size: int | None = None) -> RunLimits:
         max_staleness=config.pool.max_staleness,
         steps=config.run.steps,
         order=config.pool.order,
+        defer=config.pool.deferral,
+        hedge_s=config.pool.hedge_after_s,
         s_max=config.episode.s_max,
         lease_s=config.redis.lease_s,
         max_attempts=config.pool.max_attempts,

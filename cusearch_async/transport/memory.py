@@ -64,18 +64,33 @@ class MemoryBuffer:
         if run.state.published < 0 or run.state.paused:
             return []
         limit = ticket_limit(min(loaded_version, run.state.published), limits.max_staleness, limits.questions)
-        if limits.order == "ticket":
+        if limits.order != "oldest_complete":
             limit = min(limit, limits.steps * limits.questions)
         granted: list[RolloutSlot] = []
         waiting = sorted(ticket for ticket in run.requeue if ticket < limit)
         for ticket in itertools.chain(waiting, range(run.state.next_ticket, limit)):
             slots = run.missing(ticket)
             if len(granted) + len(slots) > room:
-                break
+                return granted
             granted += slots
-            run.leases[ticket] = (worker, run.now + limits.lease_s)
+            run.leases[ticket], run.leased_at[ticket] = (worker, run.now + limits.lease_s), run.now
             run.requeue.discard(ticket)
             run.state = replace(run.state, next_ticket=max(run.state.next_ticket, ticket + 1))
+        return granted + self._hedge(worker, limit, room - len(granted))
+
+    def _hedge(self, worker: str, limit: int, room: int) -> list[RolloutSlot]:
+        """What old leases of other workers lack, up to `room` rollouts; each once."""
+        run, limits, granted = self._run, self._limits, list[RolloutSlot]()
+        soon = min(limit, (run.state.step + limits.defer + 2) * limits.questions)
+        for ticket, since in sorted(run.leased_at.items()):
+            is_old = limits.hedge_s > 0 and run.now - since >= limits.hedge_s
+            if is_old and ticket < soon and run.leases[ticket][0] != worker and ticket not in run.hedged:
+                slots = run.missing(ticket)
+                if len(granted) + len(slots) > room:
+                    break
+                granted += slots
+                run.hedged[ticket] = worker
+                run.counts["hedged_rollouts"] += len(slots)
         return granted
 
     async def put(self, trajectory: Trajectory) -> Outcome:
@@ -130,6 +145,8 @@ class MemoryBuffer:
                     self._run.fail_attempt(ticket)
                 else:
                     self._run.requeue_ticket(ticket)
+            elif not failed and self._run.hedged.get(ticket) == worker:
+                del self._run.hedged[ticket]
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
         await self.release(worker, tickets, failed=False)
@@ -149,7 +166,7 @@ class MemoryBuffer:
             raise ConfigError(
                 f"the pools before step {run.state.checkpoint} are forgotten, the checkpoint is of {step}"
             )
-        for name in ("questions", "rollouts", "order"):
+        for name in ("questions", "rollouts", "order", "defer"):
             if run.limits and run.state.next_ticket and getattr(run.limits, name) != getattr(limits, name):
                 raise granted_otherwise("in memory", name, getattr(limits, name), getattr(run.limits, name))
         is_changed = bool(run.identity.terms) and run.identity.terms != self._identity.terms
@@ -184,9 +201,12 @@ class MemoryBuffer:
             run.count_as_lost(id_)
         for tickets in (run.ready, run.requeue):
             tickets -= {t for t in tickets if t < first}
-        for known in (run.leases, run.groups, run.attempts, run.incomplete, run.sizes):
+        for known in (run.leases, run.leased_at, run.hedged, run.groups, run.attempts, run.incomplete, run.sizes):
             for ticket in [t for t in known if t < first]:
                 del known[ticket]
+        if self._limits.order == "deferred":
+            run.taken = {*range(first), *(t for pool in run.pools.values() for t in pool.tickets)}
+            run.reserved = {}
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
         run, limits = self._run, self._limits
@@ -204,6 +224,9 @@ class MemoryBuffer:
                 return None
             run.pools[step] = Claimed(tickets, ids)
             run.ready -= set(tickets)
+            if limits.order == "deferred":
+                run.taken |= set(tickets)
+            run.reserved.pop(step, None)
             for ticket in tickets:
                 run.attempts.pop(ticket, None)
             for id_ in ids:
@@ -215,10 +238,17 @@ class MemoryBuffer:
         return Pool(step, tuple(run.entries[id_].trajectory for id_ in pool.ids))
 
     def _next_tickets(self, step: int) -> list[int]:
-        n = self._limits.questions
-        if self._limits.order == "ticket":
-            return sorted(ticket for ticket in self._run.ready if step * n <= ticket < (step + 1) * n)
-        return sorted(self._run.ready)[:n]
+        """Of the pool of `step`; fewer than N while it is not complete."""
+        run, limits = self._run, self._limits
+        if step in run.reserved:
+            return [ticket for ticket in run.reserved[step] if ticket in run.ready]
+        first, last = limits.due(step)
+        if limits.order == "ticket":
+            return sorted(ticket for ticket in run.ready if first <= ticket <= last)
+        is_waiting = limits.order == "deferred" and any(
+            ticket not in run.ready and ticket not in run.taken for ticket in range(max(0, first), last + 1)
+        )
+        return [] if is_waiting else sorted(run.ready)[: limits.questions]
 
     def _count_lost(self, tickets: Sequence[int]) -> bool:
         """Count trajectories of these groups that disappeared as lost, and requeue the groups. True if there were
@@ -336,9 +366,10 @@ class MemoryBuffer:
         return sum(entry.size for entry in self._run.entries.values()), 0
 
     async def queues(self, step: int) -> Queues:
-        run = self._run
+        run, (first, last) = self._run, self._limits.due(step)
+        due = sum(first <= ticket <= last for ticket in run.ready | run.taken)
         return Queues(
-            ready_of_pool=len(self._next_tickets(step)) if self._limits.order == "ticket" else len(run.ready),
+            ready_of_pool=self._limits.ready_of_pool(step, len(run.ready), due),
             ready=len(run.ready),
             leased=len(run.leases),
             requeued=len(run.requeue),

@@ -53,7 +53,14 @@ class MemoryRun:
     pools: dict[int, Claimed] = field(default_factory=dict)
     leases: dict[int, tuple[str, float]] = field(default_factory=dict)
     requeue: set[int] = field(default_factory=set)
+    leased_at: dict[int, float] = field(default_factory=dict)
+    hedged: dict[int, str] = field(default_factory=dict)
+    """Leased ticket -> the second worker that runs what it lacks."""
     ready: set[int] = field(default_factory=set)
+    taken: set[int] = field(default_factory=set)
+    """Tickets that steps have claimed, in deferred order."""
+    reserved: dict[int, list[int]] = field(default_factory=dict)
+    """Step -> tickets of its pool, which are generated again for it; deferred order."""
     groups: dict[int, int] = field(default_factory=dict)
     attempts: Counter[int] = field(default_factory=Counter)
     incomplete: dict[int, int] = field(default_factory=dict)
@@ -97,14 +104,18 @@ class MemoryRun:
             self.sizes.pop(ticket, None)
             self.incomplete.pop(ticket, None)
 
+    def end_lease(self, ticket: int) -> None:
+        for known in (self.leases, self.leased_at, self.hedged):
+            known.pop(ticket, None)
+
     def close_group(self, ticket: int) -> None:
-        self.leases.pop(ticket, None)
+        self.end_lease(ticket)
         self.requeue.discard(ticket)
         self.groups.pop(ticket, None)
         self.ready.add(ticket)
 
     def requeue_ticket(self, ticket: int) -> None:
-        self.leases.pop(ticket, None)
+        self.end_lease(ticket)
         self._mark_incomplete(ticket, 0)
         lacking = len(self.missing(ticket))
         if not lacking:
@@ -140,6 +151,8 @@ class MemoryRun:
         """At the start of a learner: requeue the groups from `step` on in which no episode has succeeded, or
         `everything` that was generated, with a new count of attempts."""
         emptied = [s for s, pool in self.pools.items() if s >= step and (everything or not pool.ids)]
+        if self._known.order == "deferred":
+            self.reserved |= {s: self.pools[s].tickets for s in emptied}
         tickets = {ticket for s in emptied for ticket in self.pools.pop(s).tickets}
         if everything:
             for id_, entry in list(self.entries.items()):

@@ -82,19 +82,18 @@ class RedisRun:
         return int(found.get("used_memory", 0)), int(found.get("maxmemory", 0))
 
     async def queues(self, step: int) -> Queues:
-        keys, questions = self.keys, self._limits.questions
+        keys, (first, last) = self.keys, self._limits.due(step)
 
         def count(pipe: Any) -> None:
-            if self._limits.order == "ticket":
-                pipe.zcount(keys.ready, step * questions, (step + 1) * questions - 1)
-            else:
-                pipe.zcard(keys.ready)
+            pipe.zcount(keys.ready, first, last).zcount(keys.taken, first, last)
             pipe.zcard(keys.ready).zcard(keys.lease).zcard(keys.requeue).hlen(keys.incomplete)
             pipe.exists(keys.pool_info(step))
 
-        *counts, is_claimed = await self.ask_all(count)
-        names = ("ready_of_pool", "ready", "leased", "requeued", "incomplete")
-        return Queues(is_claimed=bool(is_claimed), **dict(zip(names, counts, strict=True)))
+        due, taken, *counts, is_claimed = await self.ask_all(count)
+        names = ("ready", "leased", "requeued", "incomplete")
+        found = dict(zip(names, counts, strict=True))
+        ready_of_pool = self._limits.ready_of_pool(step, found["ready"], due + taken)
+        return Queues(is_claimed=bool(is_claimed), ready_of_pool=ready_of_pool, **found)
 
     async def learner(self) -> LearnerStatus | None:
         raw, left_ms = await self.ask_all(lambda pipe: pipe.hgetall(self.keys.learner).pttl(self.keys.learner))

@@ -26,6 +26,8 @@ SCRIPTS_OF_WORKERS = ("admit", "put", "heartbeat", "release")
 WRITTEN_BY_WORKERS = (
     "lease",
     "owner",
+    "leased_at",
+    "hedged",
     "requeue",
     "groups",
     "ready",

@@ -84,7 +84,7 @@ def test_derived_numbers(write):
         ("learner.cores = [0, true]", "learner.cores: must not be true or false, got [0, true]"),
         ("pool.max_staleness = -1", "pool.max_staleness: input should be greater than or equal to 0, got -1"),
         ("pool.max_staleness = 1.5", "pool.max_staleness: .*integer.*, got 1.5"),
-        ('pool.order = "random"', "pool.order: .*'ticket' or 'oldest_complete', got 'random'"),
+        ('pool.order = "random"', "pool.order: .*'ticket', 'deferred' or 'oldest_complete', got 'random'"),
         ("learner.lr = 0", "learner.lr: input should be greater than 0, got 0"),
         ("learner.lr = nan", "learner.lr: .* got nan"),
         ('learner.lr = "fast"', "learner.lr: .*number.*, got 'fast'"),

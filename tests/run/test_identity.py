@@ -64,6 +64,7 @@ CHANGES = {
     "pool.rollouts": "4",
     "pool.order": "oldest_complete",
     "pool.max_staleness": "3",
+    "pool.defer": "3",
     "pool.max_attempts": "6",
     "method.name": "random",
     "method.budget": "64",

@@ -50,6 +50,11 @@ class RedisBackend:
         for ticket in await self.client.zrange(keys.lease, 0, -1):
             await self.client.zadd(keys.lease, {ticket: 0})
 
+    async def age_leases(self) -> None:
+        """As if they had been granted long ago, and renewed since."""
+        for ticket in await self.client.hkeys(self.keys.leased_at):
+            await self.client.hset(self.keys.leased_at, ticket, -1e18)
+
     async def memory(self) -> str:
         return (await self.client.get(self.keys.memory) or b"").decode()
 
@@ -84,15 +89,24 @@ class RedisBackend:
         async with self.client.pipeline() as pipe:
             for name in (keys.lease, keys.requeue, keys.ready):
                 pipe.zrange(name, 0, -1)
-            for name in (keys.owner, keys.groups, keys.attempts, keys.incomplete):
+            for name in (keys.owner, keys.hedged, keys.groups, keys.attempts, keys.incomplete):
                 pipe.hgetall(name)
-            *sets, owners, groups, attempts, incomplete = await pipe.execute()
+            *sets, owners, hedged, groups, attempts, incomplete = await pipe.execute()
         counts = ({int(t): int(n) for t, n in found.items() if int(n)} for found in (groups, attempts, incomplete))
         return {
             **dict(zip(("lease", "requeue", "ready"), ({int(t) for t in found} for found in sets), strict=True)),
             "owner": {int(ticket): worker.decode() for ticket, worker in owners.items()},
+            "hedged": {int(ticket): worker.decode() for ticket, worker in hedged.items()},
             **dict(zip(("groups", "attempts", "incomplete"), counts, strict=True)),
         }
+
+    async def taken(self) -> tuple[set[int], dict[int, list[int]]]:
+        """What steps have claimed, and what is reserved for some; in deferred order."""
+        taken, reserved = (
+            await self.client.zrange(self.keys.taken, 0, -1),
+            await self.client.hgetall(self.keys.reserved),
+        )
+        return {int(t) for t in taken}, {int(s): [*map(int, listed.split(b","))] for s, listed in reserved.items()}
 
     async def close(self) -> None:
         for connection in self._connections:
@@ -108,6 +122,9 @@ class MemoryBackend:
 
     async def expire_leases(self) -> None:
         self.run.now += 1e9
+
+    async def age_leases(self) -> None:
+        self.run.leased_at = dict.fromkeys(self.run.leased_at, -1e15)
 
     async def memory(self) -> str:
         return self.run.memory

@@ -33,7 +33,7 @@ async def test_what_a_worker_believes_of_the_run_changes_nothing(backend, belief
     assert (ledger.requeued, ledger.incomplete_groups) == (1, 0)
 
 
-@pytest.mark.parametrize("change", [{"questions": 8}, {"rollouts": 3}, {"order": "oldest_complete"}], ids=str)
+@pytest.mark.parametrize("change", [{"questions": 8}, {"rollouts": 3}, {"order": "deferred"}, {"defer": 3}], ids=str)
 async def test_a_learner_whose_pools_would_be_others_is_refused(backend, change):
     await start(learner := backend.make())
     await backend.make(**change).recover(0)

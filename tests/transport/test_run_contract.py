@@ -107,7 +107,7 @@ async def test_a_learner_continues_with_the_same_contract_and_with_another_only_
         await backend.make(OURS).recover(0)
 
 
-@pytest.mark.parametrize("change", [{"questions": 8}, {"rollouts": 3}, {"order": "oldest_complete"}], ids=str)
+@pytest.mark.parametrize("change", [{"questions": 8}, {"rollouts": 3}, {"order": "deferred"}, {"defer": 3}], ids=str)
 async def test_n_g_and_order_do_not_change_while_there_are_tickets_whoever_accepts_it(backend, change):
     learner, other = backend.make(OURS), OTHERS["run.seed"]
     await start(learner)

@@ -28,6 +28,7 @@ from tests.strategies import make_trajectory
 from tests.transport.both_buffers import (
     ATTEMPTS,
     CHANGED,
+    DEFER,
     REFUSED,
     S_MAX,
     STALENESS,
@@ -44,7 +45,7 @@ SEQUENCES = int(os.environ.get("CUSEARCH_SEQUENCES", "25"))
 class Run(BothBuffers):
     """What workers, learners, Redis and operators may do, in any order."""
 
-    @initialize(order=st.sampled_from(["ticket", "oldest_complete"]), limit=st.sampled_from([1, N * G, 100]))
+    @initialize(order=st.sampled_from(list(DEFER)), limit=st.sampled_from([1, N * G, 100]))
     def a_run_begins(self, order: str, limit: int) -> None:
         self.begin(order, limit)
         self.take_over()
@@ -90,7 +91,8 @@ class Run(BothBuffers):
         limit = (self.staleness + min(self.loaded[worker], state.published) + 1) * N if state.published >= 0 else 0
         tickets = {p.ticket for p in self.granted[worker, number]}
         leased = {t for t in tickets if memory._run.leases.get(t, ("", 0))[0] == worker}
-        assert {p.ticket for p in again} == {t for t in leased if t < limit}
+        hedged = {t for t in tickets if memory._run.hedged.get(t) == worker}
+        assert {p.ticket for p in again} == {t for t in leased | hedged if t < limit}
         if state.published >= 0:
             for ticket in sorted(t for t in leased if t >= limit):
                 memory._run.requeue_ticket(ticket)
@@ -202,6 +204,14 @@ class Run(BothBuffers):
         for backend in self.backends:
             self.loop.run_until_complete(backend.expire_leases())
 
+    @rule(worker=st.sampled_from(WORKERS), helper=st.sampled_from(WORKERS), left=st.integers(0, 2))
+    def leases_grow_old(self, worker: str, helper: str, left: int) -> None:
+        """A worker with nothing to do runs what another one lacks, and finishes most of it first."""
+        self.admit(worker, 4 * G)
+        for backend in self.backends:
+            self.loop.run_until_complete(backend.age_leases())
+        self.generate(helper, set(range(left)), depth=1)
+
     # --- learner ---
 
     @rule()
@@ -217,7 +227,12 @@ class Run(BothBuffers):
         assert all(t.depth <= S_MAX and t.versions.max() <= step for t in pool)
         if self.order == "ticket":
             assert all(step * N <= t.ticket < (step + 1) * N for t in pool), "pool = its tickets"
-            self.bounds[step] = max(self.bounds.get(step, 0), self.staleness)  # a pool that was claimed stays as it is
+        if self.order == "deferred" and not self.went_back:
+            due = (step - DEFER[self.order] + 1) * N
+            assert set(range(due)) <= run.taken, "a group misses at most so many pools"
+        if self.order != "oldest_complete":
+            bound = self.staleness + DEFER[self.order]
+            self.bounds[step] = max(self.bounds.get(step, 0), bound)  # a pool that was claimed stays as it is
             assert all(step - t.oldest_version <= self.bounds[step] for t in pool), "the staleness bound"
         if not run.counts["lost"] and not run.quarantined:
             wanted = sum(run.sizes.get(t, G) - run.incomplete.get(t, 0) for t in run.pools[step].tickets)

@@ -216,7 +216,7 @@ def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: floa
     starts = read_starts(config.folder)
     earlier = starts[-1].step if starts else 0
     summary = {
-        "staleness_bound": config.pool.max_staleness,
+        "staleness_bound": config.pool.staleness_bound,
         "steps": len(rows),
         "wall_s": round(wall_s, 1),
         "trajectories_trained": ledger.trained,
@@ -225,7 +225,7 @@ def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: floa
     if not rows:  # nothing to draw
         console.print(f"no step was done in {wall_s:.0f} s, start-up included")
         return summary
-    title = f"{config.run.name}: {config.method.name}, staleness ≤ {config.pool.max_staleness}"
+    title = f"{config.run.name}: {config.method.name}, staleness ≤ {config.pool.staleness_bound}"
     try:
         draw(rows, title, config.folder / "plot.png")
     except MissingExtra as error:
@@ -241,7 +241,8 @@ def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: floa
     done = f"{steps} steps, {max(0, steps - earlier)} of them" if earlier else f"{steps} steps"
     console.print(
         f"{done} in {wall_s:.0f} s, start-up included; {ledger.trained} trajectories trained, max staleness "
-        f"{staleness_max:g} (bound {config.pool.max_staleness}); the ledger {'closes' if closes else 'DOES NOT CLOSE'}"
+        f"{staleness_max:g} (bound {config.pool.staleness_bound}); the ledger "
+        + ("closes" if closes else "DOES NOT CLOSE")
     )
     for finding in counted.findings if counted else ():
         console.print(Text(finding, style="red"), soft_wrap=True)

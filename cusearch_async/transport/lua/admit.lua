@@ -1,5 +1,6 @@
 -- Grant rollouts to a worker: lease tickets within the staleness bound and the steps of the run, requeued ones
--- first.
+-- first. With room left it hedges: it grants what a lease of another worker lacks a second time, once, if the lease is
+-- old and its pool is near.
 -- A request with the same token gets the same grant again, without tickets that are now beyond the limit. An older
 -- request of the same process gets nothing. So a command that is sent again, or arrives late, changes nothing.
 -- ARGV worker token("process/number") room loaded_version contract_digest
@@ -12,7 +13,7 @@ if refused then return refused end
 local published = run.published or -1
 if published < 0 then return {} end
 local pools = run.max_staleness + math.min(loaded, published) + 1
-if run.order == 'ticket' then pools = math.min(pools, run.steps) end
+if by_tickets then pools = math.min(pools, run.steps) end
 local limit = pools * run.questions
 local most = (run.max_staleness + 2) * run.questions  -- tickets of one request: workers write the lists below
 
@@ -26,6 +27,8 @@ if last == token then
   for ticket in string.gmatch(string.sub(redis.call('HGET', worker, 'admit_tickets'), 1, 16 * most), '%d+') do
     if redis.call('HGET', key('owner'), ticket) == name then
       if tonumber(ticket) < limit then grant(missing(ticket)) else requeue(ticket) end
+    elseif redis.call('HGET', key('hedged'), ticket) == name and tonumber(ticket) < limit then
+      grant(missing(ticket))
     end
   end
   return granted
@@ -49,6 +52,7 @@ local function take(ticket)
   tickets[#tickets + 1] = ticket
   redis.call('ZADD', key('lease'), time + run.lease_ms, ticket)
   redis.call('HSET', key('owner'), ticket, name)
+  redis.call('HSET', key('leased_at'), ticket, time)
   grant(ids)
   return true
 end
@@ -61,6 +65,26 @@ for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('requeue'), '-inf', '(' 
 end
 while has_room and next_ticket < limit and take(tostring(next_ticket)) do
   next_ticket = next_ticket + 1
+end
+local needed_soon = math.min(limit, (run.step + run.defer + 2) * run.questions)
+if has_room and run.hedge_s > 0 then
+  local old = {}
+  for ticket, since in pairs(hash(key('leased_at'))) do
+    local may = tonumber(ticket) < needed_soon and time - since >= 1000 * run.hedge_s
+    if may and redis.call('HGET', key('owner'), ticket) ~= name and redis.call('HEXISTS', key('hedged'), ticket) == 0 then
+      old[#old + 1] = tonumber(ticket)
+    end
+  end
+  table.sort(old)
+  for i = 1, math.min(#old, most - #tickets) do
+    local ticket = tostring(old[i])
+    local ids = missing(ticket)
+    if #granted + #ids > room then break end
+    tickets[#tickets + 1] = ticket
+    redis.call('HSET', key('hedged'), ticket, name)
+    count('hedged_rollouts', #ids)
+    grant(ids)
+  end
 end
 redis.call('SET', key('next_ticket'), next_ticket)
 redis.call('HSET', worker, 'admit_token', token, 'admit_tickets', table.concat(tickets, ','))

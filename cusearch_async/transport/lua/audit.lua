@@ -108,12 +108,13 @@ for ticket, number in pairs(places) do
   in_places = in_places + 1
   if number > 1 then twice[#twice + 1] = ticket end
 end
-if run.order == 'ticket' then  -- in the other order, forgotten pools may have held any of them
+if by_tickets then  -- in the other order, forgotten pools may have held any of them
   local next_ticket = natural(redis.call('GET', key('next_ticket'))) or 0
   local bound = ticket_bound(math.max(run.step, run.published or 0), in_places)
   if next_ticket > bound then find('next_ticket: ' .. next_ticket .. ', more than ' .. bound .. ' cannot be granted') end
-  for ticket = run.checkpoint * run.questions, math.min(next_ticket, bound) - 1 do
-    if not places[tostring(ticket)] then nowhere[#nowhere + 1] = tostring(ticket) end
+  local oldest = math.max(0, (run.checkpoint - run.defer) * run.questions)
+  for ticket = oldest, math.min(next_ticket, bound) - 1 do
+    if not places[tostring(ticket)] and not redis.call('ZSCORE', key('taken'), ticket) then nowhere[#nowhere + 1] = tostring(ticket) end
   end
 end
 list('tickets that are nowhere', nowhere)

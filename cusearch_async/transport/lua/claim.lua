@@ -29,23 +29,40 @@ if redis.call('EXISTS', pool_info_key(step)) == 1 then
   return {'kept', gone, kept}
 end
 
-local first, last, again = step * run.questions, (step + 1) * run.questions - 1, {}
-local tickets
-if run.order == 'ticket' then
-  tickets = redis.call('ZRANGEBYSCORE', key('ready'), first, last)
+local questions, again = run.questions, {}
+local due = (step - (run.defer or 0)) * questions  -- tickets of the pool that must be trained at this step
+local kept_for = deferred and redis.call('HGET', key('reserved'), step)
+if deferred and step > 0 and redis.call('EXISTS', key('taken')) == 0 then return lost('what was taken is gone') end
+local tickets = {}
+if kept_for then  -- this step has had them before
+  for ticket in string.gmatch(kept_for, '%d+') do
+    if redis.call('ZSCORE', key('ready'), ticket) then tickets[#tickets + 1] = ticket end
+  end
+elseif by_tickets then
+  local function ready_and_taken(from, to)
+    return redis.call('ZCOUNT', key('ready'), from, to) + redis.call('ZCOUNT', key('taken'), from, to)
+  end
+  if due < 0 or ready_and_taken(due, due + questions - 1) == questions then
+    tickets = redis.call('ZRANGEBYSCORE', key('ready'), deferred and '-inf' or due, '+inf', 'LIMIT', 0, questions)
+  end
 else
-  tickets = redis.call('ZRANGE', key('ready'), 0, run.questions - 1)
+  tickets = redis.call('ZRANGE', key('ready'), 0, questions - 1)
 end
-if #tickets < run.questions then
-  if run.order == 'ticket' then  -- requeue granted tickets that are in no place, or the learner would wait forever
-    local somewhere = {}
-    for _, ticket in ipairs(tickets) do somewhere[ticket] = true end
-    for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('requeue'), first, last)) do somewhere[ticket] = true end
-    for ticket = first, math.min(last, (natural(redis.call('GET', key('next_ticket'))) or 0) - 1) do
-      local name = tostring(ticket)
-      if not somewhere[name] and not redis.call('ZSCORE', key('lease'), name) then
-        requeue(name)
-        again[#again + 1] = name
+if #tickets < questions then
+  if by_tickets then  -- requeue granted tickets that are in no place, or the learner would wait forever
+    local function requeue_if_nowhere(name)
+      for _, place in ipairs({'ready', 'requeue', 'lease'}) do
+        if redis.call('ZSCORE', key(place), name) then return end
+      end
+      requeue(name)
+      again[#again + 1] = name
+    end
+    if kept_for then
+      for ticket in string.gmatch(kept_for, '%d+') do requeue_if_nowhere(ticket) end
+    else
+      local granted = natural(redis.call('GET', key('next_ticket'))) or 0
+      for ticket = math.max(due, 0), math.min((step + 1) * questions, granted) - 1 do
+        if not redis.call('ZSCORE', key('taken'), ticket) then requeue_if_nowhere(tostring(ticket)) end
       end
     end
   end
@@ -87,7 +104,9 @@ end
 for _, ticket in ipairs(tickets) do
   redis.call('ZREM', key('ready'), ticket)
   redis.call('HDEL', key('attempts'), ticket)
+  if deferred then redis.call('ZADD', key('taken'), ticket, ticket) end
 end
+redis.call('HDEL', key('reserved'), step)
 redis.call('HSET', pool_info_key(step), 'tickets', table.concat(tickets, ','), 'size', #ids)
 count('claimed', #ids)
 return {'kept', gone, ids}

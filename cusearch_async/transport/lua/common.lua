@@ -20,6 +20,8 @@ local function payload(id) return prefix .. 'payload:' .. id end
 local function pool_key(step) return prefix .. 'pool:' .. step end
 local function pool_info_key(step) return prefix .. 'pool:' .. step .. ':facts' end
 local function count(name, by) if by ~= 0 then redis.call('HINCRBY', key('ledger'), name, by) end end
+local by_tickets = run.order ~= 'oldest_complete'  -- N groups a step, and admission ends with the run
+local deferred = run.order == 'deferred'
 local function ticket_of(id) return string.match(id, '^%d+') end
 local function lost(what) return redis.error_reply('LOST ' .. what) end  -- the next learner repairs it
 local function damaged(what) return redis.error_reply('DAMAGED ' .. what) end  -- no learner can
@@ -143,6 +145,8 @@ end
 local function end_lease(ticket)
   redis.call('ZREM', key('lease'), ticket)
   redis.call('HDEL', key('owner'), ticket)
+  redis.call('HDEL', key('leased_at'), ticket)
+  redis.call('HDEL', key('hedged'), ticket)
 end
 
 local function lacking_of(ticket) return tonumber(redis.call('HGET', key('incomplete'), ticket)) or 0 end

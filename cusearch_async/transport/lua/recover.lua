@@ -18,6 +18,7 @@ local kinds = {  -- not `news`: `tell` makes it again
   ledger = 'hash', waiting = 'hash', depth_by_version = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
   incomplete = 'hash', sizes = 'hash', memory = 'string', clock = 'hash', quarantine = 'hash', learners = 'hash',
   contract = 'hash', lease = 'zset', requeue = 'zset', ready = 'zset', workers = 'zset', next_ticket = 'string',
+  taken = 'zset', reserved = 'hash', leased_at = 'hash', hedged = 'hash',
 }
 for name, kind in pairs(kinds) do
   local found = redis.call('TYPE', key(name)).ok
@@ -51,7 +52,7 @@ if reached - forgotten > 1e6 then return damaged('step is ' .. reached .. ', aft
 if step < forgotten then return redis.error_reply('GONE ' .. forgotten .. ' ' .. step) end
 local granted = natural(redis.call('GET', key('next_ticket')) or '0')  -- tickets below it
 if not granted then return damaged('next_ticket is no number now') end
-for _, name in ipairs({'questions', 'rollouts', 'order'}) do
+for _, name in ipairs({'questions', 'rollouts', 'order', 'defer'}) do
   if granted > 0 and run[name] and tostring(run[name]) ~= limits[name] then
     return redis.error_reply('GRANTED ' .. name .. ' ' .. run[name])
   end
@@ -71,10 +72,15 @@ for s = step > reached and forgotten or step, pools_end - 1 do
   local info = redis.call('HMGET', pool_info_key(s), 'tickets', 'size', 'trained')
   if info[1] then
     local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = natural(info[2]) or 0}
-    pool.trained = natural(info[3])
+    pool.trained, pool.listed = natural(info[3]), info[1]
     for ticket in string.gmatch(info[1], '%d+') do pool.tickets[#pool.tickets + 1] = ticket end
     pools[s], known = pool, known + #pool.tickets
   end
+end
+local was_taken = {}  -- ticket -> true
+for _, ticket in ipairs(redis.call('ZRANGE', key('taken'), 0, -1)) do
+  if not natural(ticket) then return damaged("taken holds '" .. ticket .. "' now") end
+  was_taken[ticket] = true
 end
 run.questions = tonumber(limits.questions)
 run.max_staleness = math.max(run.max_staleness or 0, limits.max_staleness)  -- of the learner before, and of this one
@@ -101,7 +107,14 @@ if not is_counted then  -- the ledger has disappeared: count what is kept
   end
   count('quarantined', redis.call('HLEN', key('quarantine')))
 end
+deferred, by_tickets = run.order == 'deferred', run.order ~= 'oldest_complete'
+local due = math.max(0, (step - run.defer) * run.questions)  -- the pools before `step` have all tickets below it
+local knows_taken = step == 0 or next(was_taken) ~= nil
+if step > reached then redis.call('UNLINK', key('taken'), key('reserved')) end
 local to_requeue = {}
+local function reserve(s, pool)  -- for step s, which will have the same tickets again
+  if deferred then redis.call('HSET', key('reserved'), s, pool.listed) end
+end
 local function generate_again(ticket)
   redis.call('HDEL', key('attempts'), ticket)
   to_requeue[ticket] = true
@@ -120,10 +133,12 @@ for s, pool in pairs(pools) do
   elseif is_lost then
     count('lost', pool.size)
     forget_pool(s)
+    reserve(s, pool)
     for _, ticket in ipairs(pool.tickets) do to_requeue[ticket] = true end
   elseif another_contract or pool.size == 0 then
     for _, id in ipairs(pool.ids) do keep_apart(id, OUTDATED) end
     redis.call('UNLINK', pool_key(s), pool_info_key(s))
+    reserve(s, pool)
     for _, ticket in ipairs(pool.tickets) do
       somewhere[ticket] = true
       generate_again(ticket)
@@ -170,9 +185,28 @@ local epoch = math.max(run.epoch or 0, least_epoch) + 1
 redis.call('HSET', state, 'step', step, 'version', step, 'checkpoint', forgotten, 'epoch', epoch, 'pools_end', pools_end)
 redis.call('HSET', key('learners'), nonce, epoch)
 
-if run.order == 'ticket' then
-  for ticket = first, next_ticket - 1 do
-    if not somewhere[tostring(ticket)] then to_requeue[tostring(ticket)] = true end
+if by_tickets then  -- all tickets are somewhere, or taken by the steps before
+  local function take(ticket)
+    was_taken[tostring(ticket)] = true
+    redis.call('ZADD', key('taken'), ticket, ticket)
+  end
+  if deferred and (step > reached or not knows_taken) then  -- `first` tickets were; which of them is not known
+    local counted, before = 0, math.max(0, due - run.questions)
+    was_taken = {}
+    for ticket = before, next_ticket - 1 do
+      local is_open = somewhere[tostring(ticket)] or to_requeue[tostring(ticket)]
+      if counted < first - before and not is_open then
+        take(ticket)
+        counted = counted + 1
+      end
+    end
+    for s, pool in pairs(pools) do
+      if s >= step then for _, ticket in ipairs(pool.tickets) do take(ticket) end end
+    end
+  end
+  for ticket = due, next_ticket - 1 do
+    local name = tostring(ticket)
+    if not somewhere[name] and not was_taken[name] then to_requeue[name] = true end
   end
 end
 for ticket in pairs(to_requeue) do requeue(ticket) end

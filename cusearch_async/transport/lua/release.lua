@@ -4,6 +4,8 @@ local name, failed, leaves = ARGV[1], ARGV[2] == '1', ARGV[3] == '1'
 for i = 4, #ARGV do
   if redis.call('HGET', key('owner'), ARGV[i]) == name then
     if failed then fail_attempt(ARGV[i]) else requeue(ARGV[i]) end
+  elseif not failed and redis.call('HGET', key('hedged'), ARGV[i]) == name then
+    redis.call('HDEL', key('hedged'), ARGV[i])
   end
 end
 if leaves then
