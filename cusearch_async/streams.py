@@ -39,6 +39,8 @@ class Stream(IntEnum):
     """Passages that an IVF index is trained on; no number."""
     DEMONSTRATIONS = 12
     """The order of demonstrations: epoch from 1; with 0, which are held out."""
+    SIMULATION = 13
+    """Episodes and deaths of a simulated run; no number."""
 
 
 def stream(name: Stream, seed: int, *numbers: int) -> np.random.Generator:

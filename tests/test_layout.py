@@ -33,7 +33,7 @@ LAYERS = [
     {"rollout"},
     {"learner"},
     {"training"},
-    {"replay"},
+    {"replay", "simulation"},
     {"evaluation"},
     {"atlas"},
     {"data"},

@@ -32,6 +32,7 @@ COMMANDS = {
     "worker": "start one process of a run: a rollout worker, the learner, the retriever or the evaluator",
     "warmstart": "fine-tune a model on demonstrations, before a run starts from it",
     "check": "check a config: lengths, memory, staleness, files, services; without one this machine",
+    "simulate": "how fast a run would go with other numbers of workers, orders and bounds",
     "config": "list every setting with its value and meaning, as Markdown",
     "buckets": "watch the depth buckets of a live run; its ledger and its workers",
     "buffer": "list, show, export, requeue or quarantine trajectories; pause and resume their generation",

@@ -58,9 +58,11 @@ class MemoryBuffer:
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         self._refuse_another()
         run, limits = self._run, self._limits
-        for ticket, (_, deadline) in sorted(run.leases.items(), key=lambda item: item[1][1]):
-            if deadline <= run.now:
-                run.fail_attempt(ticket)
+        if run.now >= run.no_lease_ends_before:
+            for ticket, (_, deadline) in sorted(run.leases.items(), key=lambda item: item[1][1]):
+                if deadline <= run.now:
+                    run.fail_attempt(ticket)
+            run.no_lease_ends_before = min((end for _, end in run.leases.values()), default=run.now + limits.lease_s)
         if run.state.published < 0 or run.state.paused:
             return []
         limit = ticket_limit(min(loaded_version, run.state.published), limits.max_staleness, limits.questions)
@@ -74,6 +76,7 @@ class MemoryBuffer:
                 return granted
             granted += slots
             run.leases[ticket], run.leased_at[ticket] = (worker, run.now + limits.lease_s), run.now
+            run.no_lease_ends_before = min(run.no_lease_ends_before, run.now + limits.lease_s)
             run.requeue.discard(ticket)
             run.state = replace(run.state, next_ticket=max(run.state.next_ticket, ticket + 1))
         return granted + self._hedge(worker, limit, room - len(granted))
@@ -108,11 +111,10 @@ class MemoryBuffer:
         if not is_open or trajectory.rollout >= run.group_size(ticket):
             run.counts["late_refused"] += 1
             return "late"
-        held = await self.ledger()
-        is_full = held.buffered >= limits.limit or held.bytes >= limits.limit_bytes
+        is_full = run.held >= limits.limit or run.held_bytes >= limits.limit_bytes
         if is_full and ticket >= (run.state.step + 1) * limits.questions:
             return "full"
-        run.entries[trajectory.id] = Entry(trajectory, "buffered", len(payload))
+        run.hold(trajectory.id, Entry(trajectory, "buffered", len(payload)))
         run.counts["finished"] += 1
         run.groups[ticket] = run.groups.get(ticket, 0) + 1
         if run.groups[ticket] == run.group_size(ticket):
@@ -176,7 +178,7 @@ class MemoryBuffer:
         if step > reached:
             self._forget_before(step)
         for id_ in [id_ for s, pool in run.pools.items() if s >= step for id_ in pool.ids]:
-            run.entries[id_].state = "claimed"
+            run.move(id_, "claimed")
         run.generate_again(step, everything=is_changed)
         run.memory = method.memory
         run.sizes = {t: size for t, size in method.sizes.items() if t >= run.state.next_ticket} | run.sizes
@@ -230,7 +232,7 @@ class MemoryBuffer:
             for ticket in tickets:
                 run.attempts.pop(ticket, None)
             for id_ in ids:
-                run.entries[id_].state = "claimed"
+                run.move(id_, "claimed")
         pool = run.pools[step]
         for id_ in [id_ for id_ in pool.ids if run.entries[id_].has_gone]:
             pool.ids.remove(id_)
@@ -271,7 +273,7 @@ class MemoryBuffer:
         if run.state.step < pool.step or claimed is None or not trained <= {*claimed.ids, *run.quarantined}:
             raise BufferLost(f"step {pool.step} is not the next, which is {run.state.step}")
         for id_ in claimed.ids:
-            run.entries[id_].state = "trained" if id_ in trained else "unselected"
+            run.move(id_, "trained" if id_ in trained else "unselected")
         run.memory = method.memory
         run.sizes = {ticket: n for ticket, n in method.sizes.items() if ticket >= run.state.next_ticket} | run.sizes
         run.state = replace(run.state, step=pool.step + 1, fields=method.fields)

@@ -49,10 +49,14 @@ class MemoryRun:
     memory: str = ""
     """Memory of the selection method."""
     entries: dict[str, Entry] = field(default_factory=dict)
+    held: int = 0
+    held_bytes: int = 0
+    """Buffered trajectories, and their payload bytes."""
     quarantined: dict[str, str] = field(default_factory=dict)
     pools: dict[int, Claimed] = field(default_factory=dict)
     leases: dict[int, tuple[str, float]] = field(default_factory=dict)
     requeue: set[int] = field(default_factory=set)
+    no_lease_ends_before: float = 0.0
     leased_at: dict[int, float] = field(default_factory=dict)
     hedged: dict[int, str] = field(default_factory=dict)
     """Leased ticket -> the second worker that runs what it lacks."""
@@ -86,11 +90,25 @@ class MemoryRun:
         slots = (RolloutSlot(ticket, rollout) for rollout in range(self.group_size(ticket)))
         return [slot for slot in slots if f"{slot.ticket}:{slot.rollout}" not in self.entries]
 
+    def hold(self, id_: str, entry: Entry) -> None:
+        """Buffer a trajectory."""
+        self.entries[id_] = entry
+        self.held, self.held_bytes = self.held + 1, self.held_bytes + entry.size
+
+    def move(self, id_: str, state: str) -> Entry:
+        entry = self.entries[id_]
+        if entry.state == "buffered":
+            self.held, self.held_bytes = self.held - 1, self.held_bytes - entry.size
+        entry.state = state
+        return entry
+
     def count_as_lost(self, id_: str) -> None:
+        self.move(id_, "lost")
         del self.entries[id_]
         self.counts["lost"] += 1
 
     def keep_apart(self, id_: str, reason: str) -> None:
+        self.move(id_, "quarantined")
         del self.entries[id_]
         self.quarantined[id_] = reason
         self.counts["quarantined"] += 1

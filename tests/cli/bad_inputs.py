@@ -69,6 +69,7 @@ seeds = 1
 "run.steps" = 4
 """
 LR = r"did you mean learner\.lr\?"
+SIMULATE = "cusearch simulate atlas"
 CHECK = "cusearch check mine.toml"
 EVAL = "cusearch eval atlas --run.wait_s 0.3 --retriever.timeout_s 0.2"
 RETRIEVER = "cusearch worker retriever mine.toml"
@@ -186,6 +187,11 @@ CASES = [
     Case("JSON of a view", "cusearch buckets atlas --json", r"--quick and --json are options of --ledger; add it"),
     Case("two views", "cusearch buckets atlas --once --ledger", r"--ledger: not allowed with .*--once", status=2),
     Case("a GPU of no size", f"{CHECK} --gpu-gib big", r"--gpu-gib: must be a size.*like 80, got 'big'", status=2),
+    Case("times the wrong way round", f"{SIMULATE} --episode-s 15,6", "must be two numbers.*, got '15,6'", status=2),
+    Case("one time of two", f"{SIMULATE} --episode-s 6", "--episode-s: must be two numbers of seconds.*", status=2),
+    Case("a chance above 1", f"{SIMULATE} --hang 2,60", ".*a probability and seconds.*got '2,60'", status=2),
+    Case("workers that are faster", f"{SIMULATE} --slow 0.5,0.1", ".*a share and a factor.*got '0.5,0.1'", status=2),
+    Case("no workers to simulate", f"{SIMULATE} --workers 0,2", "--workers: must be numbers.*got '0,2'", status=2),
     Case("no process", "cusearch worker trainer mine.toml", r"invalid choice: 'trainer'; choose .*learner", status=2),
     Case("lauch", "cusearch lauch mine.toml", r"invalid choice: 'lauch'; did you mean launch\?", status=2),
     Case("a setting twice", f"{CHECK} --learner.lr 1 --learner.lr=2", r"lr is given 2 times \(1, 2\); give it once",

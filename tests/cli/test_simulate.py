@@ -1,0 +1,88 @@
+"""`cusearch simulate`: what it takes times from, what it shows, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
+from cusearch_async.run import folder as run_folder
+from cusearch_async.simulation.durations import recorded_durations
+from cusearch_async.training.recorder import Recorder
+from cusearch_async.training.selector import Selector, initial_method_state
+from cusearch_async.types import Pool
+from tests.strategies import make_trajectory
+from tests.training.learners import QUESTIONS
+
+SMALL = ("--pool.questions", "4", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4")
+TIMES = ("--episode-s", "6,15", "--update-s", "8", "--workers", "2")
+
+
+@pytest.fixture
+async def recorded_run(atlas_config, tmp_path):
+    """Two steps: their records and rows of metrics."""
+    config = load_config(atlas_config, [*SMALL, "--run.folder", str(tmp_path / "run")])
+    run_folder.mark(config.folder, config.run.name)
+    selector = Selector(config, QUESTIONS, initial_method_state(config.method, config.episode.s_max))
+    rows = []
+    async with Recorder(config.folder, config.run.records_mib, 1) as recorder:
+        for step in range(2):
+            trajectories = [make_trajectory(step * 4 + i // 2, i % 2, depth=2, episode_s=3.0 + i) for i in range(8)]
+            recorder.write(selector.choose(Pool(step, tuple(trajectories))))
+            await recorder.finish()
+            times = {"time/update_s": 5.0 + step, "time/publish_s": 0.5, "time/publishing_s": 2.0}
+            rows.append({"step": step, "epoch": 1, **times, "rollout/weight_load_s": 3.0, "rollout/workers": 2})
+    (config.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return config
+
+
+async def test_times_come_from_the_records_and_rows_of_a_run(recorded_run):
+    found = recorded_durations(recorded_run.folder, recorded_run)
+    assert sorted(found.episode_s) == sorted(2 * [*np.arange(3.0, 11.0)])
+    assert (found.searches, found.publish_s, found.load_s) == (2, 2, 1.5)
+    assert [*found.update_s] == [5.5, 6.5]
+
+
+@pytest.mark.parametrize("missing", ["records", "metrics.jsonl"])
+async def test_a_run_without_steps_or_records_is_refused(recorded_run, missing):
+    (recorded_run.folder / missing).rename(recorded_run.folder / "elsewhere")
+    with pytest.raises(ConfigError, match=r"has no (steps|records \(run\.records_mib\)) to take times from"):
+        recorded_durations(recorded_run.folder, recorded_run)
+
+
+def test_the_table_has_the_run_as_it_is_and_what_would_make_it_wait_less(cusearch, atlas_config, tmp_path):
+    output = tmp_path / "figures.json"
+    status, text = cusearch("simulate", str(atlas_config), *TIMES, *SMALL, "--output", str(output))
+    assert status == 0
+    assert "seconds: an episode 6.0, 99 % below 15.0; an update 8.0, publishing 1.0, loading 0.5" in text
+    rows = json.loads(output.read_text())
+    assert [row["pool"] for row in rows] == ["as configured", "max_staleness 3", "deferred", "deferred, hedged"]
+    assert [row["staleness_max"] for row in rows] <= [2, 3, 4, 4]
+    assert re.search(r"^ +2 +as configured +\d+\.\d", text, re.MULTILINE)
+    assert f"as configured, 2 workers: {rows[0]['binds']}" in text
+
+
+async def test_the_times_of_a_run_may_be_overridden(cusearch, recorded_run, atlas_config):
+    source = ("--from", str(recorded_run.folder))
+    status, text = cusearch("simulate", str(atlas_config), *source, *SMALL, "--publish-s", "7")
+    assert status == 0
+    assert "an episode 6.5, 99 % below" in text
+    assert "an update 6.0, publishing 7.0, loading 1.5" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "simulate needs times: --from RUN_FOLDER of a run with records, or --episode-s and --update-s"),
+        (["--episode-s", "6,15"], "simulate needs times"),
+        (["--from", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_said_in_one_line(cusearch, atlas_config, arguments, said):
+    status, text = cusearch("simulate", str(atlas_config), *arguments)
+    assert said in status
+    assert text == ""

@@ -1,0 +1,118 @@
+"""The simulated run against closed forms, and its bounds under all troubles."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from cusearch_async.config import load_config
+from cusearch_async.simulation.durations import Durations, Troubles, typical
+from cusearch_async.simulation.events import Simulation
+
+N, G = 16, 2
+
+
+def durations(episode_s=10.0, p99_s=None, update_s=8.0, publish_s=1.0, load_s=0.5):
+    return Durations(
+        episode_s=typical(episode_s, p99_s or episode_s),
+        update_s=np.array([update_s]),
+        searches=3.0,
+        publish_s=publish_s,
+        load_s=load_s,
+    )
+
+
+@pytest.fixture
+def simulated(atlas_config):
+    def simulate(times=None, troubles=None, workers=4, steps=20, **pool):
+        sizes = {"pool.questions": N, "pool.rollouts": G, "method.budget": N, "loss.minibatch": N}
+        settings = sizes | {f"pool.{name}" if "." not in name else name: value for name, value in pool.items()}
+        config = load_config(
+            atlas_config, [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+        )
+        return Simulation(config, workers, times or durations(), troubles or Troubles(), steps).result()
+
+    return simulate
+
+
+def test_a_synchronous_step_is_the_sum_of_its_parts(simulated):
+    found = simulated(workers=1, max_staleness=0)
+    assert found.step_s == pytest.approx(10 + 8 + 1 + 0.5)
+    assert found.learner_idle == pytest.approx(11.5 / 19.5)
+    assert found.workers_idle == pytest.approx(9.5 / 19.5)
+    assert (found.staleness_mean, found.staleness_max, found.wasted) == (0, 0, 0)
+    assert found.trajectories_per_hour == pytest.approx(N * G * 3600 / 19.5)
+
+
+def test_a_slow_learner_binds(simulated):
+    found = simulated(durations(episode_s=1.0, update_s=50.0))
+    assert found.step_s == pytest.approx(50)
+    assert found.learner_idle == 0
+
+
+def test_full_workers_bind(simulated):
+    """Two workers with room for four episodes each play 8 at once, 32 a step."""
+    times = durations(update_s=1.0, publish_s=0.0, load_s=0.0)
+    found = simulated(times, workers=2, **{"rollout.max_episodes": 4})
+    assert found.step_s == pytest.approx(40)
+    assert found.workers_full > 0.99
+
+
+def test_the_staleness_bound_binds_slow_episodes(simulated):
+    """A pool begins when the step max_staleness + 1 before it is done and published."""
+    found = simulated(durations(episode_s=60.0, load_s=0.0), steps=34, max_staleness=2)
+    assert found.step_s == pytest.approx((8 + 1 + 60) / 3)
+    assert found.staleness_mean == 2
+
+
+def test_an_engine_that_loads_stands_still(simulated):
+    """Each of these episodes sees one version being loaded: itself asked for when the one before was."""
+    without, with_loads = (simulated(durations(60.0, load_s=s), steps=30, max_staleness=0) for s in (0.0, 5.0))
+    assert with_loads.step_s - without.step_s == pytest.approx(5)
+
+
+HANGS = Troubles(hang=(2e-3, 200.0))
+
+
+def test_deferred_order_and_hedging_take_the_waiting_away_and_keep_the_bound(simulated):
+    times = durations(6.0, 15.0)
+    ticket, deferred, both = (
+        simulated(times, HANGS, workers=8, steps=60, **pool)
+        for pool in ({}, {"order": "deferred"}, {"order": "deferred", "hedge_after_s": 15})
+    )
+    assert ticket.learner_idle > deferred.learner_idle > 0.2
+    assert both.learner_idle < 0.1
+    assert (ticket.staleness_max, ticket.wasted) == (2, 0)
+    assert deferred.staleness_max <= 4 >= both.staleness_max
+    assert 0 < both.wasted < 0.03
+
+
+def test_a_slow_worker_holds_up_ticket_order_more(simulated):
+    times = durations(6.0, 15.0)
+    slow = Troubles(slow=(0.125, 5.0))
+    ticket, both = (
+        simulated(times, slow, workers=8, steps=40, **{"rollout.max_episodes": 16, **pool})
+        for pool in ({}, {"order": "deferred", "hedge_after_s": 15})
+    )
+    assert ticket.learner_idle > 3 * both.learner_idle
+
+
+def test_workers_that_die_cost_time_and_nothing_else(simulated):
+    """A ticket is played again when its lease has expired, and all steps are done."""
+    found = simulated(durations(6.0, 15.0), Troubles(mtbf_s=200.0), workers=8, steps=40, order="deferred")
+    assert found.wasted > 0.01
+    assert found.staleness_max <= 4
+    assert found.trajectories_per_hour > 0
+
+
+def test_the_same_run_has_the_same_figures_each_time(simulated):
+    first, again = (simulated(durations(6.0, 15.0), HANGS, workers=8) for _ in range(2))
+    assert asdict(first) == asdict(again)
+
+
+def test_the_given_quantiles_are_those_of_the_episodes():
+    drawn = typical(6.0, 15.0)
+    assert np.median(drawn) == pytest.approx(6.0, rel=0.01)
+    assert np.quantile(drawn, 0.99) == pytest.approx(15.0, rel=0.02)
