@@ -26,6 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "only"),
     [
         pytest.param("asynchronous", set(), id="asynchronous"),
+        pytest.param("deferred", set(), id="deferred", marks=pytest.mark.slow),
         pytest.param("forgetful", set(), id="forgetful", marks=pytest.mark.slow),
         pytest.param("engine", ON_THE_ENGINE, id="engine", marks=pytest.mark.slow),
     ],

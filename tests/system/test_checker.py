@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.system
 
 N, G, STEPS = 2, 2, 3
 EXPECTED = Expected(
-    questions=N, rollouts=G, max_staleness=1, vocabulary=384, question_of=lambda ticket: f"question {ticket}"
+    questions=N, rollouts=G, max_staleness=1, defer=0, vocabulary=384, question_of=lambda ticket: f"question {ticket}"
 )
 
 
@@ -44,9 +45,11 @@ def clean_run() -> list[Event]:
     """Three steps of one learner, epoch 1."""
     events: list[Event] = [{"event": "recover", "epoch": 1, "step": 0}]
     for step in range(STEPS):
-        pool = [trajectory(t, r, step) for t in range(step * N, (step + 1) * N) for r in range(G)]
+        tickets = [*range(step * N, (step + 1) * N)]
+        pool = [trajectory(ticket, rollout, step) for ticket in tickets for rollout in range(G)]
         events += [{"event": "put", "id": t["id"], "digest": t["digest"]} for t in pool]
-        events.append({"event": "claim", "epoch": 1, "step": step, "pool": pool, "lacking": {}, "counted": []})
+        facts = {"tickets": tickets, "lacking": {}, "counted": []}
+        events.append({"event": "claim", "epoch": 1, "step": step, "pool": pool, **facts})
         events.append({"event": "commit", "epoch": 1, "step": step, "selected": [pool[0]["id"]]})
     return events
 
@@ -101,6 +104,16 @@ def another_question(events: list[Event]) -> None:
     claim(events, 1)["pool"][2]["question"] = "question 0"
 
 
+def ticket_taken_again(events: list[Event]) -> None:
+    claim(events, 2)["tickets"].append(1)
+    claim(events, 2)["lacking"] = {"1": G}
+
+
+def ticket_too_few(events: list[Event]) -> None:
+    claim(events, 2)["tickets"].pop()
+    del claim(events, 2)["pool"][G:]
+
+
 def selected_from_elsewhere(events: list[Event]) -> None:
     next(e for e in events if e["event"] == "commit" and e["step"] == 1)["selected"] = ["0:0"]
 
@@ -129,6 +142,8 @@ def committed_by_an_old_learner(events: list[Event]) -> None:
         (special_token_in_a_passage, {"foreign"}),
         (another_question, {"wrong_pools"}),
         (selected_from_elsewhere, {"wrong_pools"}),
+        (ticket_taken_again, {"wrong_pools"}),
+        (ticket_too_few, {"wrong_pools"}),
         (step_nobody_committed, {"not_committed"}),
         (committed_by_an_old_learner, {"old_learner_committed"}),
     ],
@@ -137,6 +152,18 @@ def test_a_planted_fault_is_found(plant: Callable[[list[Event]], None], found: s
     events = clean_run()
     plant(events)
     assert {name for name, count in judge(events, STEPS, EXPECTED).counts.items() if count} == found
+
+
+@pytest.mark.parametrize(("defer", "wrong"), [(0, 1), (1, 0)])
+def test_a_ticket_may_miss_as_many_pools_as_its_order_allows(defer: int, wrong: int):
+    """Ticket 3 is in the pool of step 2, and 5 in that of step 1."""
+    events = clean_run()
+    for step, old, new in ((1, 3, 5), (2, 5, 3)):
+        own = claim(events, step)
+        own["tickets"] = [new if ticket == old else ticket for ticket in own["tickets"]]
+        own["pool"] = [trajectory(ticket, rollout, step) for ticket in own["tickets"] for rollout in range(G)]
+    expected = dataclasses.replace(EXPECTED, defer=defer)
+    assert judge(events, STEPS, expected).counts["wrong_pools"] == wrong
 
 
 def test_what_a_pool_says_it_lacks_is_no_loss():

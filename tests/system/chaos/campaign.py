@@ -46,9 +46,11 @@ class Campaign:
 
 
 EVERYTHING = ("network", "content", "worker", "servers", "learner")
+DEFERRED = {"pool.order": "deferred", "pool.max_staleness": 1, "pool.defer": 1, "pool.hedge_after_s": 2}
 CAMPAIGNS = (
-    Campaign("asynchronous", 0.55, ("light", "light"), EVERYTHING, {"pool.max_staleness": 2}),
-    Campaign("synchronous", 0.2, ("light", "light"), EVERYTHING, {"pool.max_staleness": 0}),
+    Campaign("asynchronous", 0.4, ("light", "light"), EVERYTHING, {"pool.max_staleness": 2}),
+    Campaign("deferred", 0.2, ("light", "light"), EVERYTHING, DEFERRED),
+    Campaign("synchronous", 0.15, ("light", "light"), EVERYTHING, {"pool.max_staleness": 0}),
     Campaign("engine", 0.15, ("vllm",), EVERYTHING, {"rollout.max_episodes": 16}, model="atlas"),
     Campaign("forgetful", 0.1, ("light", "light"), ("network", "content", "forgetful"), {"redis.outage_s": 60}),
 )
@@ -178,7 +180,8 @@ async def audit(scene: Scene) -> dict[str, Any]:
     expected = checker.Expected(
         questions=config.questions_per_step,
         rollouts=config.pool.rollouts,
-        max_staleness=config.pool.max_staleness,
+        max_staleness=config.pool.staleness_bound,
+        defer=config.pool.deferral,
         vocabulary=VOCABULARY,
         question_of=questions.id_of,
     )

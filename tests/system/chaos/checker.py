@@ -31,6 +31,9 @@ class Expected:
     rollouts: int
     """G"""
     max_staleness: int
+    """The bound of the run's order."""
+    defer: int
+    """Pools that a group may miss."""
     vocabulary: int
     question_of: Callable[[int], str]
     """The id of a ticket's question."""
@@ -87,6 +90,7 @@ def judge(events: list[Event], steps: int, expected: Expected) -> Verdict:
     verdict = Verdict()
     put = {(e["id"], e["digest"]) for e in events if e["event"] == "put"}
     trained: dict[str, int] = {}
+    taken: set[int] = set()
     done = lineage(events, steps)
     claims = [event for event in events if event["event"] == "claim"]
     first_claimed = {e["step"]: e["epoch"] for e in sorted(claims, key=lambda e: e["epoch"], reverse=True)}
@@ -96,6 +100,7 @@ def judge(events: list[Event], steps: int, expected: Expected) -> Verdict:
             continue
         claim, commit = done[step]
         _judge_pool(claim, commit, first_claimed[step] < claim["epoch"], expected, verdict)
+        _judge_tickets(claim, taken, expected, verdict)
         for t in claim["pool"]:
             _judge_trajectory(t, step, put, expected, verdict)
             if t["id"] in trained:
@@ -115,9 +120,7 @@ def _judge_pool(claim: Event, commit: Event, was_kept: bool, expected: Expected,
     """The whole groups of its tickets, but for what was counted: as lacking when its group was closed, or as lost or
     quarantined out of a pool that an earlier learner had taken (its tickets are not played again)."""
     step, pool = claim["step"], claim["pool"]
-    ids = [t["id"] for t in pool]
-    first = step * expected.questions
-    tickets = range(first, first + expected.questions)
+    ids, tickets = [t["id"] for t in pool], claim["tickets"]
     places = {f"{ticket}:{rollout}" for ticket in tickets for rollout in range(expected.rollouts)}
     counted = places & set(claim["counted"]) - set(ids) if was_kept else set()
     verdict.counted_lost += len(counted)
@@ -142,6 +145,23 @@ def _judge_pool(claim: Event, commit: Event, was_kept: bool, expected: Expected,
         if found:
             verdict.wrong("wrong_pools", f"the pool of step {step} {problem}: {sorted(map(str, found))[:4]}")
     verdict.trajectories += len(pool)
+
+
+def _judge_tickets(claim: Event, taken: set[int], expected: Expected, verdict: Verdict) -> None:
+    """N tickets that no step before has taken, and all that have missed as many pools as they may. Adds them to
+    `taken`."""
+    step, tickets = claim["step"], set(claim["tickets"])
+    knows_all = len(taken) == step * expected.questions
+    due = set(range((step - expected.defer + 1) * expected.questions)) - taken if knows_all else set()
+    problems = {
+        f"is not of {expected.questions} tickets": tickets if len(tickets) != expected.questions else set(),
+        "has tickets that were taken before": tickets & taken,
+        "lacks tickets that are due": due - tickets,
+    }
+    taken |= tickets
+    for problem, found in problems.items():
+        if found:
+            verdict.wrong("wrong_pools", f"the pool of step {step} {problem}: {sorted(found)[:4]}")
 
 
 def _judge_trajectory(t: Event, step: int, put: set[tuple[str, str]], expected: Expected, verdict: Verdict) -> None:

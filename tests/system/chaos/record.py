@@ -99,7 +99,9 @@ def record_learner(record: Record) -> None:
             lacking = await self.ask(lambda client: client.hgetall(self.keys.incomplete))
             known = {int(ticket): int(count) for ticket, count in lacking.items()}
             told = [describe(t) for t in pool]
-            record.write("claim", epoch=self.epoch, step=step, pool=told, lacking=known, counted=list(counted))
+            listed = await self.ask(lambda client: client.hget(self.keys.pool_info(step), "tickets"))
+            facts = {"tickets": [*map(int, listed.split(b","))], "lacking": known, "counted": list(counted)}
+            record.write("claim", epoch=self.epoch, step=step, pool=told, **facts)
         return pool
 
     @functools.wraps(commit)
