@@ -8,7 +8,7 @@ TRL_VENV := .venv-trl
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup setup-browser setup-gpu demo demo-lm test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-alarms bench-async bench-buffer bench-dashboard bench-gpu bench-learner bench-lm bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
+.PHONY: setup setup-browser setup-gpu demo demo-lm test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-alarms bench-async bench-buffer bench-dashboard bench-gpu bench-learner bench-lm bench-lora bench-retriever bench-rollout bench-scale bench-selection bench-weights clean
 
 # Expands to nothing where PYTHON can be used, else it ends make with one line.
 IS_PYTHON = $(if $(shell $(PYTHON) -c "import sys; sys.version_info >= (3, 11) and print(1)" 2>/dev/null),,$(error \
@@ -168,6 +168,10 @@ bench-rollout: setup
 
 bench-weights: setup
 	$(BIN)/python -m tests.bench.bench_weights
+
+# on a virtual clock: workers by the thousand, with stragglers
+bench-scale: setup
+	$(BIN)/python -m tests.bench.bench_scale
 
 bench-selection: setup
 	$(BIN)/python -m tests.bench.bench_selection

@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import SLOW
 from tests.planted_in_scripts import SCRIPTS, lua
+from tests.planted_in_weights import WEIGHTS as TRAVELLING
 
 ROOT = Path(__file__).parents[1]
 
@@ -405,7 +406,7 @@ MUTANTS = {
     "flat groups are usable": (ADVANTAGES, "len(self.values) - self.alone - self.flat", "len(self.values)"),
     "versions to be scored are deleted": (WEIGHTS, "if not self._keeps(version):", "if True:"),
     "who sleeps keeps the GPUs": (GPU_SHARE, "                lock.release()\n", ""),
-} | SCRIPTS  # fmt: skip
+} | SCRIPTS | TRAVELLING  # fmt: skip
 
 
 def files_of(folder: Path, tests: str) -> list[Path]:

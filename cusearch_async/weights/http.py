@@ -1,10 +1,13 @@
 """weights.transport = "http": the learner serves the files of published versions; each other machine downloads them.
 
-Requests need the bearer token of the run (`config.weights_token`). A download is checked while it arrives, resumes
-after a lost connection, and gets its name when it is complete; it is then loaded like a version in a shared folder.
+Requests need the bearer token of the run (`config.weights_token`). A client asks for what changed since the newest
+version that it has; without one, or where that does not help, it takes the whole file. A download is checked while it
+arrives, resumes after a lost connection, and gets its name when it is complete; it is then loaded like a version in a
+shared folder.
 
     GET /weights                 names of the versions, oldest first
     GET /weights/NAME/FILE       a file of one, or a range of it
+    GET /weights/NAME/FILE/from/BASE   what it changed of the version BASE, where that is much less
     GET /weights/last?client=C   answered at the learner's end, with the name of the last version
 
 Not covered: encryption. Outside a private network put a proxy with TLS, or a tunnel, before the learner.
@@ -35,12 +38,13 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.typedefs import Handler
 
 from cusearch_async.config import Config, make_weights_token, weights_token
-from cusearch_async.errors import ConfigError, RunInUse, WeightsUnavailable, first_line
+from cusearch_async.errors import ConfigError, RunInUse, WeightsUnavailable, WriteFailed, first_line
 from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, write_failed, writing
 from cusearch_async.http_server import has_token
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.run.folder import locked
+from cusearch_async.weights.difference import restore, write_difference
 from cusearch_async.weights.folder import NAME, WeightStore, newest_of, read_manifest
 from cusearch_async.weights.interface import (
     ADAPTER_CONFIG,
@@ -58,6 +62,9 @@ PATH = "/weights"
 FILES = (MANIFEST, TENSORS, ADAPTER_TENSORS)
 """The files of a version that can be downloaded."""
 PIECE_BYTES = 4 << 20
+WORTH_IT = 0.7
+"""A difference is sent if it has less than this share of the file's bytes."""
+MIB = 2**20
 KEPT = 3
 """Downloaded versions that are kept, those that were opened last."""
 POLL_S = 0.1
@@ -117,6 +124,8 @@ class Server:
         self._token = token
         self._ending = asyncio.Event()
         self.sending = 0
+        self._differences: dict[Path, asyncio.Future[None]] = {}
+        """Files of differences that are made, or have been."""
         self._needing: dict[str, float] = {}
         """Clients that need the last version and do not have it -> when they were last connected."""
 
@@ -125,6 +134,7 @@ class Server:
         application.router.add_get(PATH, self._names)
         application.router.add_get(f"{PATH}/last", self._last)
         application.router.add_get(f"{PATH}/{{name}}/{{file}}", self._file)
+        application.router.add_get(f"{PATH}/{{name}}/{{file}}/from/{{base}}", self._difference)
         application.on_response_prepare.append(_notice_silence)
         return application
 
@@ -167,14 +177,42 @@ class Server:
         return response
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        name, file = request.match_info["name"], request.match_info["file"]
         try:
-            path = self._store.directory(name) / file
+            return _Counted(self._path(request.match_info["name"], request.match_info["file"]), self)
         except WeightsUnavailable as error:
             return web.json_response({"error": str(error)}, status=404)
+
+    async def _difference(self, request: web.Request) -> web.StreamResponse:
+        base, name, file = (request.match_info[part] for part in ("base", "name", "file"))
+        try:
+            old, new = self._path(base, file), self._path(name, file)
+            made = new.with_name(f"{file}.from-{base}")
+            if made not in self._differences:
+                self._differences = {path: done for path, done in self._differences.items() if path.parent.exists()}
+                self._differences[made] = asyncio.ensure_future(asyncio.to_thread(_make_difference, old, new, made))
+            await asyncio.shield(self._differences[made])
+        except (WeightsUnavailable, WriteFailed, OSError, ValueError) as error:
+            return web.json_response({"error": first_line(error)}, status=404)
+        return _Counted(made, self)
+
+    def _path(self, name: str, file: str) -> Path:
+        """Raises: WeightsUnavailable."""
+        path = self._store.directory(name) / file
         if file not in FILES or not path.is_file():
-            return web.json_response({"error": f"version {name} has no {file}, or is no longer kept"}, status=404)
-        return _Counted(path, self)
+            raise WeightsUnavailable(f"version {name} has no {file}, or is no longer kept")
+        return path
+
+
+def _make_difference(old: Path, new: Path, made: Path) -> None:
+    """Raises: WriteFailed; OSError; ValueError where it would not help."""
+    if old.stat().st_size != new.stat().st_size:
+        raise ValueError(f"{new.parent.name} and {old.parent.name} have files of unequal sizes")
+    with writing(made, durable=False) as unfinished, unfinished.open("wb") as file:
+        write_difference(old, new, file, threads=max(1, len(os.sched_getaffinity(0)) // 2))
+        if file.tell() > WORTH_IT * new.stat().st_size:
+            remove(unfinished)
+            raise ValueError(f"{new.parent.name} differs too much from {old.parent.name}")
+    put_in_place(made, durable=False)
 
 
 class _Counted(web.FileResponse):
@@ -237,11 +275,13 @@ class Downloads:
         with writing(directory, durable=False) as unfinished:
             unfinished.mkdir()
             try:
-                await self._fetch(name, MANIFEST, unfinished)
+                await self._fetch(f"/{name}/{MANIFEST}", unfinished / MANIFEST)
                 manifest = read_manifest(unfinished, name)
                 if manifest.adapter is not None:
                     (unfinished / ADAPTER_CONFIG).write_bytes(msgspec.json.encode(manifest.adapter))
-                await self._fetch(name, manifest.file, unfinished, ArrivingTensors(manifest.file, manifest.tensors))
+                if not await self._fetch_difference(name, manifest, unfinished):
+                    tensors = ArrivingTensors(manifest.file, manifest.tensors)
+                    await self._fetch(f"/{name}/{manifest.file}", unfinished / manifest.file, tensors)
             except BaseException as error:
                 remove(unfinished)
                 if isinstance(error, BadTensorFile):
@@ -250,14 +290,32 @@ class Downloads:
         put_in_place(directory, durable=False)
         return manifest
 
-    async def _fetch(self, name: str, file: str, folder: Path, tensors: ArrivingTensors | None = None) -> None:
+    async def _fetch_difference(self, name: str, manifest: Manifest, folder: Path) -> bool:
+        """Whether the file of tensors is in `folder`, restored from the newest version here and what has changed."""
+        bases = [base for base in self._store.names() if (self._store.directory(base) / manifest.file).exists()]
+        if not bases:
+            return False
+        base, packed, whole = bases[-1], folder / "difference", folder / manifest.file
+        try:
+            await self._fetch(f"/{name}/{manifest.file}/from/{base}", packed)
+            sent = packed.stat().st_size
+            await asyncio.to_thread(_restore, self._store.directory(base), packed, whole, manifest)
+        except (WeightsUnavailable, BadTensorFile) as error:
+            log.info("%s is downloaded whole: %s", name, first_line(error))
+            return False
+        finally:
+            remove(packed)
+        log.info("%s: %.1f of %.1f MiB downloaded, from %s", name, sent / MIB, whole.stat().st_size / MIB, base)
+        return True
+
+    async def _fetch(self, path: str, target: Path, tensors: ArrivingTensors | None = None) -> None:
         """Resumes a lost connection at the next byte."""
         failures = 0
-        with (folder / file).open("wb") as into:
+        with target.open("wb") as into:
             while True:
                 began = into.tell()
                 try:
-                    async with self._get(f"/{name}/{file}", {"Range": f"bytes={began}-"} if began else {}) as response:
+                    async with self._get(path, {"Range": f"bytes={began}-"} if began else {}) as response:
                         async for piece in response.content.iter_chunked(PIECE_BYTES):
                             await asyncio.to_thread(_keep, piece, into, tensors)
                     break
@@ -301,6 +359,16 @@ class Downloads:
         there = sorted((path.stat().st_mtime_ns, path) for path, _ in entries(self._store.folder, NAME))
         for _, path in there[:-KEPT]:
             remove_sealed(path, MANIFEST)
+
+
+def _restore(base: Path, packed: Path, whole: Path, manifest: Manifest) -> None:
+    """Raises: BadTensorFile; WriteFailed."""
+    tensors = ArrivingTensors(manifest.file, manifest.tensors)
+    try:
+        with whole.open("wb") as into:
+            restore(base / manifest.file, packed, into, tensors)
+    except OSError as error:
+        raise write_failed(whole, error) from error
 
 
 def _keep(piece: bytes, file: BinaryIO, tensors: ArrivingTensors | None) -> None:

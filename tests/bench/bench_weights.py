@@ -228,11 +228,38 @@ async def measure_download(folder: Path, newest: str) -> dict[str, Any]:
                 began = time.perf_counter()
                 opened = await source.open(newest)
                 downloads.append(time.perf_counter() - began)
+        following = publish_after_a_step(transport.store(), opened)
+        async with transport.source() as source:
+            began = time.perf_counter()
+            await source.open(following)
+            difference_s = time.perf_counter() - began
+    (difference,) = transport.store().directory(following).glob("*.from-*")
     gigabytes = sum(path.stat().st_size for path in opened.directory.iterdir()) / 1e9
     began = time.perf_counter()
     await transport.store().open(newest)
     verified = time.perf_counter() - began
-    return {"download_s": statistics.median(downloads), "verify_s": verified, "download_gb": gigabytes}
+    return {
+        "download_s": statistics.median(downloads),
+        "verify_s": verified,
+        "download_gb": gigabytes,
+        "difference_s": difference_s,
+        "delta_share_lr1e-6": difference.stat().st_size / (1e9 * gigabytes),
+    }
+
+
+def publish_after_a_step(store: Any, before: Any, lr: float = 1e-6) -> str:
+    """The version after one step of Adam, which changes every weight by the learning rate: of float32 weights that are
+    somewhere in the interval that bfloat16 rounds to those before."""
+    import torch
+    from safetensors.torch import load_file
+
+    noise, after = torch.Generator().manual_seed(0), {}
+    for name, weights in load_file(before.directory / before.manifest.file).items():
+        place = torch.rand(weights.shape, generator=noise) - 0.5
+        master = weights.float() * (1 + place * 2**-8)
+        changed = (master + lr * torch.randn(weights.shape, generator=noise).sign()).to(weights.dtype)
+        after[name] = torch.where(master.to(weights.dtype) == weights, changed, weights)
+    return store.publish(before.manifest.version + 1, before.manifest.epoch, after, before.manifest.canary)
 
 
 # --- an adapter ---------------------------------------------------------------------------------------

@@ -21,3 +21,4 @@ def test_the_figures_of_publishing_are_written(tmp_path: Path):
     assert found["learner_stop_s_500m"] < found["update_s"]
     assert found.keys() >= {"event_loop_lag_ms", "pause_over_copy", "before_s", "published_gb"}
     assert 0.01 < found["adapter_share"] <= 0.02
+    assert 0.001 < found["delta_share_lr1e-6"] <= 0.1

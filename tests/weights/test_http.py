@@ -313,9 +313,9 @@ async def test_what_is_being_downloaded_comes_whole_also_when_it_is_deleted(site
     async with site.learner.serving(), site.host() as downloads:
         fetch = downloads._fetch
 
-        async def fetch_and_delete(name, file, *args):
-            monkeypatch.setattr(http, "_keep", deleting if file == TENSORS else keep)
-            await fetch(name, file, *args)
+        async def fetch_and_delete(path, target, *args):
+            monkeypatch.setattr(http, "_keep", deleting if target.name == TENSORS else keep)
+            await fetch(path, target, *args)
 
         monkeypatch.setattr(downloads, "_fetch", fetch_and_delete)
         assert same(await downloads.open(name), tensors(1))
