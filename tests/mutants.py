@@ -404,7 +404,6 @@ MUTANTS = {
     "a singleton has no tokens": (STEP, "[t.sampled_tokens for t in selected]", "[1 for t in selected]"),
     "those of the pool are no singletons": (STEP, "members[t.ticket] == 1", "members[t.ticket] >= 1"),
     "flat groups are usable": (ADVANTAGES, "len(self.values) - self.alone - self.flat", "len(self.values)"),
-    "versions to be scored are deleted": (WEIGHTS, "if not self._keeps(version):", "if True:"),
     "who sleeps keeps the GPUs": (GPU_SHARE, "                lock.release()\n", ""),
 } | SCRIPTS | TRAVELLING  # fmt: skip
 

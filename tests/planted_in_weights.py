@@ -7,6 +7,11 @@ DIFFERENCE, DOWNLOADS = ("weights/difference.py", _TESTS), ("weights/http.py", _
 _FALLS_BACK = "except (WeightsUnavailable, BadTensorFile) as error:\n            log.info"
 
 WEIGHTS = {
+    "versions to be scored are deleted": (
+        ("weights/folder.py", "weights/test_folder.py"),
+        "if not self._keeps(version):",
+        "if True:",
+    ),
     "a restored file is not checked": (DIFFERENCE, "            tensors.add(restored)\n", ""),
     "half a difference is enough": (DIFFERENCE, "if len(piece) < place.stop - place.start:", "if False:"),
     "a difference is sent whatever its size": (

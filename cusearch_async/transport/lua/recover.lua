@@ -110,7 +110,7 @@ end
 deferred, by_tickets = run.order == 'deferred', run.order ~= 'oldest_complete'
 local due = math.max(0, (step - run.defer) * run.questions)  -- the pools before `step` have all tickets below it
 local knows_taken = step == 0 or next(was_taken) ~= nil
-if step > reached then redis.call('UNLINK', key('taken'), key('reserved')) end
+if reached < step then redis.call('UNLINK', key('taken'), key('reserved')) end
 local to_requeue = {}
 local function reserve(s, pool)  -- for step s, which will have the same tickets again
   if deferred then redis.call('HSET', key('reserved'), s, pool.listed) end
