@@ -27,7 +27,7 @@ from cusearch_async.errors import ConfigError, packages_of
 from cusearch_async.evaluation.probing import Pass
 from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.lifecycle.placement import configure_process
-from cusearch_async.replay.alignment import PARTS, SINGLETONS, Figures, MeasuredPool, figures_of
+from cusearch_async.replay.alignment import SINGLETONS, Figures, MeasuredPool, figures_of
 from cusearch_async.replay.selection import with_method
 from cusearch_async.run.folder import refuse_no_run
 from cusearch_async.run.history import epochs_and_steps
@@ -110,9 +110,7 @@ def measured(config: Config, model: str, step: int, count: int) -> list[Measured
 
     gradients, found = ProjectedGradients(model, config), []
     for number, pool in enumerate(pools):
-        each = [gradients.of(trajectory) for trajectory in pool]
-        by_part = {part: np.stack([one[part] for one in each]) for part in PARTS}
-        found.append(MeasuredPool(candidates_of(pool, config.episode.s_max), by_part))
+        found.append(MeasuredPool(candidates_of(pool, config.episode.s_max), gradients.of(pool.trajectories)))
         log.info("policy of step %d: gradients of pool %d of %d", step, number + 1, count)
     return found
 
