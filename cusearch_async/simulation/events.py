@@ -46,6 +46,8 @@ class _Worker:
     """Leased ticket -> episodes in flight."""
     stood_s: float = 0.0
     """Time that it has spent on loading, which its episodes take longer."""
+    began_s: float = 0.0
+    """Sum of the times at which the episodes in flight began."""
     asks: bool = False
     """Whether there may be tickets for it, as soon as it has room."""
     busy_since: float = 0.0
@@ -174,6 +176,7 @@ class Simulation:
             if not worker.in_flight:
                 worker.busy_since = self._run.now
             worker.in_flight += 1
+            worker.began_s += self._run.now
             worker.tickets[slot.ticket] += 1
             episode = _Episode(
                 worker, worker.life, slot.ticket, slot.rollout, worker.version, self._run.now, worker.stood_s
@@ -216,17 +219,18 @@ class Simulation:
         self._played_s += self._run.now - episode.began
         if outcome != "stored":
             self._wasted_s += self._run.now - episode.began
-        self._leave_off(worker, episode.ticket)
+        self._leave_off(worker, episode)
         if worker.asks:
             self._ask(worker)
         if self._waits_since is not None and episode.ticket in self._run.ready:
             self._claim()
 
-    def _leave_off(self, worker: _Worker, ticket: int) -> None:
+    def _leave_off(self, worker: _Worker, episode: _Episode) -> None:
         worker.in_flight -= 1
-        worker.tickets[ticket] -= 1
-        if not worker.tickets[ticket]:
-            del worker.tickets[ticket]
+        worker.began_s -= episode.began
+        worker.tickets[episode.ticket] -= 1
+        if not worker.tickets[episode.ticket]:
+            del worker.tickets[episode.ticket]
         if not worker.in_flight:
             self._busy_s += self._run.now - worker.busy_since
 
@@ -240,11 +244,11 @@ class Simulation:
 
     def _die(self, worker: _Worker) -> None:
         if worker.in_flight:
-            lost_s = worker.in_flight * (self._run.now - worker.busy_since)
+            lost_s = worker.in_flight * self._run.now - worker.began_s
             self._busy_s += self._run.now - worker.busy_since
-            mean_s = worker.in_flight * float(self._durations.episode_s.mean()) / 2
-            self._wasted_s, self._played_s = self._wasted_s + min(lost_s, mean_s), self._played_s + min(lost_s, mean_s)
+            self._wasted_s, self._played_s = self._wasted_s + lost_s, self._played_s + lost_s
         worker.life, worker.version, worker.in_flight, worker.asks = worker.life + 1, -1, 0, False
+        worker.began_s = 0.0
         worker.tickets.clear()
         self._has_room(worker)
         self._at(self._troubles.restart_s, self._join, worker)
