@@ -108,7 +108,7 @@ class Simulation:
         self._ends: list[float] = []
         self._waits: list[float] = []
         self._staleness: list[tuple[float, int]] = []
-        self._wasted_s = self._played_s = 0.0
+        self._wasted_s = self._spent_s = 0.0
         self._spent_at: list[NDArray[np.float64]] = []
         self._busy_s = self._full_s = 0.0
         self._template = _template()
@@ -216,7 +216,7 @@ class Simulation:
         if outcome == "full":
             self._at(RETRY_S, self._end, episode)
             return
-        self._played_s += self._run.now - episode.began
+        self._spent_s += self._run.now - episode.began
         if outcome != "stored":
             self._wasted_s += self._run.now - episode.began
         self._leave_off(worker, episode)
@@ -246,7 +246,7 @@ class Simulation:
         if worker.in_flight:
             lost_s = worker.in_flight * self._run.now - worker.began_s
             self._busy_s += self._run.now - worker.busy_since
-            self._wasted_s, self._played_s = self._wasted_s + lost_s, self._played_s + lost_s
+            self._wasted_s, self._spent_s = self._wasted_s + lost_s, self._spent_s + lost_s
         worker.life, worker.version, worker.in_flight, worker.asks = worker.life + 1, -1, 0, False
         worker.began_s = 0.0
         worker.tickets.clear()
@@ -301,7 +301,7 @@ class Simulation:
             workers_full=float(full),
             staleness_mean=float(np.mean([mean for mean, _ in self._staleness[first:]])),
             staleness_max=max(most for _, most in self._staleness),
-            wasted=self._wasted_s / self._played_s,
+            wasted=self._wasted_s / self._spent_s,
             trajectories_per_hour=generated / time_s * 3600,
         )
 

@@ -53,7 +53,7 @@ def test_a_slow_learner_binds(simulated):
 
 
 def test_full_workers_bind(simulated):
-    """Two workers with room for four episodes each play 8 at once, 32 a step."""
+    """Two workers with room for four episodes each run 8 at once, 32 a step."""
     times = durations(update_s=1.0, publish_s=0.0, load_s=0.0)
     found = simulated(times, workers=2, **{"rollout.max_episodes": 4})
     assert found.step_s == pytest.approx(40)
@@ -100,7 +100,7 @@ def test_a_slow_worker_holds_up_ticket_order_more(simulated):
 
 
 def test_workers_that_die_cost_time_and_nothing_else(simulated):
-    """A ticket is played again when its lease has expired, and all steps are done."""
+    """A ticket is run again when its lease has expired, and all steps are done."""
     found = simulated(durations(6.0, 15.0), Troubles(mtbf_s=200.0), workers=8, steps=40, order="deferred")
     assert found.wasted > 0.01
     assert found.staleness_max <= 4
