@@ -25,8 +25,8 @@ from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.failures import Failures
-from cusearch_async.rollout.weight_loader import IDLE_S, Finish, PatientLoader, wait_until_announced
-from cusearch_async.transport.interface import RolloutSlot, WorkerBuffer, WorkerStatus
+from cusearch_async.rollout.weight_loader import Finish, PatientLoader, wait_until_announced
+from cusearch_async.transport.interface import IDLE_S, RolloutSlot, WorkerBuffer, WorkerStatus
 from cusearch_async.types import Trajectory
 from cusearch_async.weights.interface import WeightSource
 

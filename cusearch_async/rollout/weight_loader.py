@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cusearch_async.concurrency import doubling_pause_s
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
-from cusearch_async.transport.interface import RunState, WorkerBuffer
+from cusearch_async.transport.interface import IDLE_S, RunState, WorkerBuffer
 from cusearch_async.weights.interface import WeightSource
 
 if TYPE_CHECKING:  # it brings vLLM
@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # it brings vLLM
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 1.0
-"""Longest wait for news of the run; an expired lease, for example, is no news."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 

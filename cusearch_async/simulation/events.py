@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.config import Config
-from cusearch_async.rollout.weight_loader import IDLE_S
 from cusearch_async.simulation.durations import Durations, Troubles
 from cusearch_async.streams import Stream, stream
-from cusearch_async.transport.interface import WorkerStatus
+from cusearch_async.transport.interface import IDLE_S, WorkerStatus
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer
 from cusearch_async.transport.memory_run import MemoryRun

@@ -17,6 +17,9 @@ from cusearch_async.types import Pool, Trajectory
 ALIVE_S = 10.0
 """A learner or worker without a heartbeat for this long counts as dead."""
 
+IDLE_S = 1.0
+"""Longest wait for news of the run; an expired lease, for example, is no news."""
+
 Outcome = Literal["stored", "duplicate", "late", "full"]
 """Result of a put. stored: buffered; duplicate: another trajectory has this id; late: its group is closed or has no
 such slot; full: no room now, try again."""

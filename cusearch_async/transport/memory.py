@@ -58,11 +58,9 @@ class MemoryBuffer:
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         self._refuse_another()
         run, limits = self._run, self._limits
-        if run.now >= run.no_lease_ends_before:
-            for ticket, (_, deadline) in sorted(run.leases.items(), key=lambda item: item[1][1]):
-                if deadline <= run.now:
-                    run.fail_attempt(ticket)
-            run.no_lease_ends_before = min((end for _, end in run.leases.values()), default=run.now + limits.lease_s)
+        expired = [(deadline, ticket) for ticket, (_, deadline) in run.leases.items() if deadline <= run.now]
+        for _, ticket in sorted(expired):
+            run.fail_attempt(ticket)
         if run.state.published < 0 or run.state.paused:
             return []
         limit = ticket_limit(min(loaded_version, run.state.published), limits.max_staleness, limits.questions)
@@ -76,7 +74,6 @@ class MemoryBuffer:
                 return granted
             granted += slots
             run.leases[ticket], run.leased_at[ticket] = (worker, run.now + limits.lease_s), run.now
-            run.no_lease_ends_before = min(run.no_lease_ends_before, run.now + limits.lease_s)
             run.requeue.discard(ticket)
             run.state = replace(run.state, next_ticket=max(run.state.next_ticket, ticket + 1))
         return granted + self._hedge(worker, limit, room - len(granted))

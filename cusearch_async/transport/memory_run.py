@@ -56,7 +56,6 @@ class MemoryRun:
     pools: dict[int, Claimed] = field(default_factory=dict)
     leases: dict[int, tuple[str, float]] = field(default_factory=dict)
     requeue: set[int] = field(default_factory=set)
-    no_lease_ends_before: float = 0.0
     leased_at: dict[int, float] = field(default_factory=dict)
     hedged: dict[int, str] = field(default_factory=dict)
     """Leased ticket -> the second worker that runs what it lacks."""
