@@ -76,7 +76,7 @@ test: setup lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu"
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "(system or gpu) and not slow"
 
-# what CI leaves out: benchmarks in small, what learners take of memory, two more campaigns of faults
+# what CI leaves out: benchmarks in small, what learners take of memory, more campaigns of faults, and more runs
 test-slow: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
 

@@ -86,6 +86,7 @@ def test_ranks_that_torchrun_starts_again_go_on_from_the_checkpoint(lives: Lives
     assert lives.ledger()["trained"] == STEPS * 4
 
 
+@pytest.mark.slow
 def test_deepspeeds_launcher_starts_the_learner(lives: Lives, start, tmp_path: Path):
     world = base64.urlsafe_b64encode(json.dumps({"localhost": [0, 1]}).encode()).decode()
     launch = ["deepspeed.launcher.launch", f"--world_info={world}", f"--master_port={free_port()}"]
