@@ -331,11 +331,12 @@ class LearnerBuffer(RunView, Protocol):
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
         """The pool of a step, or None while it is not complete. Claiming again gives the same pool.
 
-        Every trajectory is checked first: payload, depth, length, vocabulary, versions, staleness (order "ticket"), one
-        question per group, and with `question_of` the right question for its ticket. Trajectories that fail are
-        quarantined, and those that disappeared from Redis count as lost; their tickets are requeued. After max_attempts
-        the group stays incomplete, so a pool may be empty. From a pool that was claimed before, trajectories that
-        disappeared or cannot be read are left out. Raises: BufferLost for a step that is not the next."""
+        Every trajectory is checked first: payload, depth, length, vocabulary, versions, staleness (but in order
+        "oldest_complete"), one question per group, and with `question_of` the right question for its ticket.
+        Trajectories that fail are quarantined, and those that disappeared from Redis count as lost; their tickets are
+        requeued. After max_attempts the group stays incomplete, so a pool may be empty. From a pool that was claimed
+        before, trajectories that disappeared or cannot be read are left out. Raises: BufferLost for a step that is not
+        the next."""
 
     async def commit(self, pool: Pool, selected: Sequence[Trajectory], method: MethodState = NOTHING) -> None:
         """Record that the pool's step has trained on `selected`, and store the method state `method`. Its group sizes

@@ -81,9 +81,11 @@ class MemoryBuffer:
     def _hedge(self, worker: str, limit: int, room: int) -> list[RolloutSlot]:
         """What old leases of other workers lack, up to `room` rollouts; each once."""
         run, limits, granted = self._run, self._limits, list[RolloutSlot]()
+        if not limits.hedge_s:
+            return granted
         soon = min(limit, (run.state.step + limits.defer + 2) * limits.questions)
         for ticket, since in sorted(run.leased_at.items()):
-            is_old = limits.hedge_s > 0 and run.now - since >= limits.hedge_s
+            is_old = run.now - since >= limits.hedge_s
             if is_old and ticket < soon and run.leases[ticket][0] != worker and ticket not in run.hedged:
                 slots = run.missing(ticket)
                 if len(granted) + len(slots) > room:

@@ -94,12 +94,11 @@ class MemoryRun:
         self.entries[id_] = entry
         self.held, self.held_bytes = self.held + 1, self.held_bytes + entry.size
 
-    def move(self, id_: str, state: str) -> Entry:
+    def move(self, id_: str, state: str) -> None:
         entry = self.entries[id_]
         if entry.state == "buffered":
             self.held, self.held_bytes = self.held - 1, self.held_bytes - entry.size
         entry.state = state
-        return entry
 
     def count_as_lost(self, id_: str) -> None:
         self.move(id_, "lost")

@@ -41,20 +41,20 @@ MOST = 256
 """More workers are only tried without trouble and with hanging searches: a case takes minutes."""
 
 
-def config_of(workers: int, pool: dict[str, Any], questions: int) -> Config:
+def config_of(pool: dict[str, Any], questions: int) -> Config:
     sizes = {"pool.questions": questions, "pool.rollouts": 3, "method.budget": questions, "loss.minibatch": questions}
     sizes |= {"rollout.max_episodes": 96, "redis.max_mib": 1_000_000} | {f"pool.{name}": v for name, v in pool.items()}
     return load_config(Path("atlas"), [text for name, value in sizes.items() for text in (f"--{name}", str(value))])
 
 
 def simulated(workers: int, order: str, troubles: Troubles, steps: int) -> Outcome:
-    return Simulation(config_of(workers, ORDERS[order], 10 * workers), workers, DURATIONS, troubles, steps).result()
+    return Simulation(config_of(ORDERS[order], 10 * workers), workers, DURATIONS, troubles, steps).result()
 
 
 def many_workers_s(workers: int = 10_000) -> float:
     """Wall seconds for 30 steps of 512 questions, with far more workers than there is work for."""
     began = time.monotonic()
-    config = config_of(workers, ORDERS["deferred, hedged"], 512)
+    config = config_of(ORDERS["deferred, hedged"], 512)
     Simulation(config, workers, DURATIONS, TROUBLES[HANGS], 30).result()
     return time.monotonic() - began
 

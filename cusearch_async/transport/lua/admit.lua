@@ -66,9 +66,8 @@ end
 while has_room and next_ticket < limit and take(tostring(next_ticket)) do
   next_ticket = next_ticket + 1
 end
-local needed_soon = math.min(limit, (run.step + run.defer + 2) * run.questions)
 if has_room and run.hedge_s > 0 then
-  local old = {}
+  local needed_soon, old = math.min(limit, (run.step + run.defer + 2) * run.questions), {}
   for ticket, since in pairs(hash(key('leased_at'))) do
     local may = tonumber(ticket) < needed_soon and time - since >= 1000 * run.hedge_s
     if may and redis.call('HGET', key('owner'), ticket) ~= name and redis.call('HEXISTS', key('hedged'), ticket) == 0 then

@@ -39,10 +39,11 @@ if kept_for then  -- this step has had them before
     if redis.call('ZSCORE', key('ready'), ticket) then tickets[#tickets + 1] = ticket end
   end
 elseif by_tickets then
-  local function ready_and_taken(from, to)
-    return redis.call('ZCOUNT', key('ready'), from, to) + redis.call('ZCOUNT', key('taken'), from, to)
+  local known = 0  -- of the due tickets, those that are ready or taken
+  for _, place in ipairs({'ready', 'taken'}) do
+    known = known + redis.call('ZCOUNT', key(place), due, due + questions - 1)
   end
-  if due < 0 or ready_and_taken(due, due + questions - 1) == questions then
+  if due < 0 or known == questions then
     tickets = redis.call('ZRANGEBYSCORE', key('ready'), deferred and '-inf' or due, '+inf', 'LIMIT', 0, questions)
   end
 else
