@@ -136,8 +136,8 @@ class WorkerRates:
     def since_last(self, workers: Mapping[str, WorkerStatus], had_questions: bool = True) -> Metrics:
         """Tokens per second of all workers, share of time their engines stood idle, the slowest one's speed; seconds of
         weight loading; searches made and attempts failed, and the slowest worker's 99th percentile of a search's
-        seconds. Without the first three where the workers had no questions left: that is the end of the run, not their
-        speed."""
+        seconds. Without the first three where the workers had no questions left, which is the end of the run and not
+        their speed, and where none has reported since the last step, as a step can be shorter than a heartbeat."""
         now = {
             name: {key: float(getattr(status, key)) for key in _TOTALS}
             for name, status in workers.items()
@@ -158,8 +158,8 @@ class WorkerRates:
         speeds = [totals["sampled_tokens"] / totals["busy_s"] for totals in since.values() if totals["busy_s"] > 0]
         if len(speeds) > 1 and (usual := float(np.median(speeds))) > 0:
             rates["rollout/slowest_share"] = min(speeds) / usual
-        return (rates if had_questions else {}) | {
-            "rollout/workers": float(len(since)),
+        return (rates if had_questions and (since or not now) else {}) | {
+            "rollout/workers": float(sum(workers[name].is_alive for name in now)),
             "rollout/weight_load_s": total["weight_load_s"],
             "rollout/searches": total["searches"],
             "rollout/search_failures": total["search_failures"],

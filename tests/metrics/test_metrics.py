@@ -126,6 +126,18 @@ def test_worker_totals_become_rates_of_the_step():
     assert over["rollout/workers"] == 1
 
 
+def test_a_step_shorter_than_a_heartbeat_has_its_workers_and_no_speed():
+    rates = WorkerRates()
+    status = WorkerStatus(sampled_tokens=1000, busy_s=8, alive_s=10)
+    rates.since_last({"w": status})
+    found = rates.since_last({"w": replace(status, heartbeat_age_s=0.7)})
+    assert found["rollout/workers"] == 1
+    assert "rollout/tokens_per_s" not in found, "0 would pull means down"
+    gone = rates.since_last({"w": replace(status, heartbeat_age_s=60.0)})
+    assert gone["rollout/workers"] == 0
+    assert rates.since_last({})["rollout/tokens_per_s"] == 0
+
+
 def test_failed_searches_are_counted_by_the_step_and_the_slowest_worker_is_told():
     rates = WorkerRates()
     first = WorkerStatus(alive_s=10, searches=100, search_failures=3, search_p99_s=0.5)
