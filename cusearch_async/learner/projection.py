@@ -36,10 +36,11 @@ class ProjectedGradients:
     """Of the policy in the folder `model`, and of the linear layers that the config trains, but for the LM head."""
 
     def __init__(self, model: str, config: Config) -> None:
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         policy = load_causal_lm(model, config.model.dtype, config.learner.attention)
         if config.learner.trained_layers:
             train_upper_layers(policy, config.learner.trained_layers, model)
-        self._module = SampledLogprobs(policy, config.learner.logits_chunk_tokens).eval()
+        self._module = SampledLogprobs(policy, config.learner.logits_chunk_tokens).eval().to(self._device)
         self._temperature = config.episode.temperature
         self._batch_tokens = config.learner.micro_batch_tokens
         head = policy.get_output_embeddings()
@@ -48,13 +49,14 @@ class ProjectedGradients:
         random = torch.Generator().manual_seed(_SEED)
         self._sides: dict[nn.Module, tuple[torch.Tensor, torch.Tensor]] = {
             layer: (
-                _side(layer.in_features, layer.weight.dtype, random),
-                _side(layer.out_features, layer.weight.dtype, random),
+                _side(layer.in_features, layer.weight.dtype, random).to(self._device),
+                _side(layer.out_features, layer.weight.dtype, random).to(self._device),
             )
             for layer in self._layers
         }
         products = sum(into.shape[1] * out.shape[1] for into, out in self._sides.values())
-        self._signs = torch.randint(0, 2, (products + -products % DIMENSIONS,), generator=random) * 2.0 - 1
+        signs = torch.randint(0, 2, (products + -products % DIMENSIONS,), generator=random) * 2.0 - 1
+        self._signs = signs.to(self._device)
 
     def of(self, trajectories: Sequence[Trajectory]) -> Mapping[str, NDArray[np.float32]]:
         """Part -> [T, DIMENSIONS]: `all` sampled tokens, and `search`, those that an observation follows."""
@@ -73,9 +75,9 @@ class ProjectedGradients:
             places.append(row * width + sampled)
             searching.append(sampled < np.flatnonzero(~trajectory.sampled)[-1])
         with self._watched() as passed:
-            where = torch.from_numpy(np.concatenate(places))
-            log_probs, _ = self._module(token_ids, where, self._temperature, None, False)
-        is_search = torch.from_numpy(np.concatenate(searching))
+            where = torch.from_numpy(np.concatenate(places)).to(self._device)
+            log_probs, _ = self._module(token_ids.to(self._device), where, self._temperature, None, False)
+        is_search = torch.from_numpy(np.concatenate(searching)).to(self._device)
         for part in (is_search, ~is_search):
             outputs = [output for *_, output in passed]
             gradients = torch.autograd.grad(log_probs[part].sum(), outputs, retain_graph=True, allow_unused=True)
@@ -86,14 +88,14 @@ class ProjectedGradients:
         for (layer, entered, _), gradient in zip(passed, gradients, strict=True):
             into, out = self._sides[layer]
             if gradient is None:
-                products.append(torch.zeros(rows, into.shape[1] * out.shape[1]))
+                products.append(torch.zeros(rows, into.shape[1] * out.shape[1], device=self._device))
             else:
                 products.append(
                     torch.einsum("bli,blo->bio", (entered @ into).float(), (gradient @ out).float()).flatten(1)
                 )
         flat = torch.cat(products, dim=1)
         padded = nn.functional.pad(flat, (0, len(self._signs) - flat.shape[1])) * self._signs
-        return padded.view(rows, -1, DIMENSIONS).sum(1).numpy()
+        return padded.view(rows, -1, DIMENSIONS).sum(1).cpu().numpy()
 
     @contextmanager
     def _watched(self) -> Iterator[Passed]:
