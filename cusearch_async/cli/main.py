@@ -29,7 +29,7 @@ COMMANDS = {
     "demo": "train a small search agent on the embedded atlas world",
     "init": "write a config for your own model, questions and passages on this machine",
     "launch": "start all processes of a run and watch them",
-    "worker": "start one process of a run: a rollout worker, the learner, the retriever or the evaluator",
+    "worker": "start one process of a run: a rollout worker, learner, retriever, evaluator or relay of weights",
     "warmstart": "fine-tune a model on demonstrations, before a run starts from it",
     "check": "check a config: lengths, memory, staleness, files, services; without one this machine",
     "simulate": "how fast a run would go with other numbers of workers, orders and bounds",

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     name = arguments.name
     log_to_stderr(name)
     process = PROCESSES[name]
-    if name != "retriever":
+    if name not in ("retriever", "relay"):
         process = functools.partial(process, gpu=arguments.gpu)
     if name == "learner":
         process = functools.partial(process, accept_changes=arguments.accept_changes)

@@ -95,6 +95,8 @@ class WeightsConfig(Section):
     url: Free[Annotated[str, service_url("http://10.0.0.5:29400", schemes=("http",))] | None] = None
     """Where the learner listens with weights.transport `http`, like http://10.0.0.5:29400. Its token is
     CUSEARCH_WEIGHTS_TOKEN, or in the run folder's file weights-token."""
+    upstream: Free[Annotated[str, service_url("http://10.0.0.5:29400", schemes=("http",))] | None] = None
+    """Where `cusearch worker relay` gets the versions that it serves at weights.url: the learner, or another relay."""
 
 
 class DataConfig(Section):

@@ -147,6 +147,10 @@ class Config(Section):
             transport != "folder" or url is None,
             f"weights.url is {url}, which is of no use without weights.transport = 'http'",
         )
+        _require(
+            self.weights.upstream is None or (url is not None and url != self.weights.upstream),
+            f"weights.upstream ({self.weights.upstream}) needs weights.url, another address, where the relay listens",
+        )
         return self
 
     @model_validator(mode="after")

@@ -89,8 +89,17 @@ def retriever(config: Config) -> None:
     asyncio.run(retriever.run(config))
 
 
+def relay(config: Config) -> None:
+    """Downloads published weights once, and serves them to the machines near it."""
+    configure_process([], sharers=count_sharers(config))
+    from cusearch_async.processes import relay  # noqa: PLC0415  (as above)
+
+    asyncio.run(relay.run(config))
+
+
 PROCESSES: dict[str, Callable[..., None]] = {
     "retriever": retriever,
+    "relay": relay,
     "learner": learner,
     "rollout": rollout,
     "evaluator": evaluator,

@@ -55,6 +55,7 @@ CHILDREN = (
     "weights",
     "weights-token",
     "downloaded",
+    "relayed",
     METRICS,
     SCORES,
     *(f"eval_{when}.{kind}" for when in ("baseline", "before", "after") for kind in ("json", "html")),

@@ -92,23 +92,15 @@ class HttpTransport:
 
         Raises: ConfigError when nothing can listen at weights.url."""
         server = Server(self._store, make_weights_token(self._config.folder))
-        runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
-        await runner.setup()
-        try:
-            await _listen(runner, self._url, self._config.run.wait_s)
-            log.info("serving weights at %s", self._url)
+        async with listening(server, self._url, self._config.run.wait_s):
             yield
             await server.end()
-        finally:
-            await runner.cleanup()
 
     @asynccontextmanager
     async def source(self, needs_last: bool = False) -> AsyncIterator[Downloads]:
         """Versions are kept in the folder `downloaded` of weights.folder or run.folder, for all processes with it."""
         folder = self._config.weights_folder.with_name("downloaded")
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            downloads = Downloads(self._url, self._config.folder, folder, session)
+        async with downloading(self._url, self._config.folder, folder) as downloads:
             following = [asyncio.ensure_future(downloads.follow_to_the_end())] if needs_last else []
             try:
                 yield downloads
@@ -116,8 +108,28 @@ class HttpTransport:
                 await end_tasks(following)
 
 
+@asynccontextmanager
+async def downloading(url: str, run_folder: Path, folder: Path) -> AsyncIterator[Downloads]:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        yield Downloads(url, run_folder, folder, session)
+
+
+@asynccontextmanager
+async def listening(server: Server, url: str, patience_s: float) -> AsyncIterator[None]:
+    """Waits up to `patience_s` for the port. Raises: ConfigError when nothing can listen at `url`."""
+    runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        await _listen(runner, url, patience_s)
+        log.info("serving weights at %s", url)
+        yield
+    finally:
+        await runner.cleanup()
+
+
 class Server:
-    """The learner's side."""
+    """The side that has the versions."""
 
     def __init__(self, store: WeightStore, token: str) -> None:
         self._store = store
@@ -240,7 +252,17 @@ class Downloads:
         self._session = session
 
     async def newest_of(self, version: int) -> str | None:
-        return newest_of(version, await self._json(""))
+        return newest_of(version, await self.names())
+
+    async def names(self) -> list[str]:
+        """Of the learner's versions, oldest first. Raises: WeightsUnavailable."""
+        names: list[str] = await self._json("")
+        return names
+
+    async def last(self, client: str, have: str) -> list[str]:
+        """The name of the last version, when the learner ends. Raises: WeightsUnavailable."""
+        last: list[str] = await self._json("/last", client=client, have=have)
+        return last
 
     async def open(self, name: str) -> OpenedVersion:
         """Downloads the version, unless another process with this folder has. Raises: WeightsUnavailable; ConfigError
@@ -261,7 +283,7 @@ class Downloads:
         client, have = secrets.token_hex(8), ""
         while True:
             try:
-                for last in await self._json("/last", client=client, have=have):
+                for last in await self.last(client, have):
                     await self.open(last)
                     have = last
             except WeightsUnavailable as error:

@@ -35,6 +35,7 @@ from tests.conftest import free_port
 OUTPUT = Path("runs/bench/weights.json")
 ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"
 VERSIONS = 5
+MACHINES = 8
 SHAPE = {
     "hidden_size": 896,
     "intermediate_size": 4864,
@@ -247,6 +248,35 @@ async def measure_download(folder: Path, newest: str) -> dict[str, Any]:
     }
 
 
+async def measure_fanout(folder: Path, newest: str) -> dict[str, Any]:
+    """What the learner sends when machines behind one relay open a version, in sizes of that version."""
+    from cusearch_async.weights import http
+    from cusearch_async.weights.relay import relaying
+
+    learner_url, relay_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    learner = settings(folder, weights__transport="http", weights__url=learner_url)
+    relayed = {"weights__transport": "http", "weights__url": relay_url}
+    relay = settings(folder / "relay", model__path=str(learner.model.path), weights__upstream=learner_url, **relayed)
+    sent, prepare = [], http._Counted.prepare
+
+    def counted(own: Any, request: Any) -> Any:
+        if own._path.is_relative_to(learner.weights_folder):
+            sent.append(own._path.stat().st_size)
+        return prepare(own, request)
+
+    os.environ["CUSEARCH_WEIGHTS_TOKEN"] = "of-this-benchmark"
+    http._Counted.prepare = counted  # type: ignore[method-assign]
+    transport, began = http.HttpTransport(learner), time.perf_counter()
+    async with transport.serving(), relaying(relay):
+        for number in range(MACHINES):
+            machine = settings(folder / f"machine-{number}", model__path=str(learner.model.path), **relayed)
+            async with http.HttpTransport(machine).source() as source:
+                await source.open(newest)
+            shutil.rmtree(machine.folder)
+    whole = sum(path.stat().st_size for path in transport.store().directory(newest).iterdir())
+    return {f"fanout_bytes_of_{MACHINES}": sum(sent) / whole, "fanout_s": time.perf_counter() - began}
+
+
 def publish_after_a_step(store: Any, before: Any, lr: float = 1e-6) -> str:
     """The version after one step of Adam, which changes every weight by the learning rate: of float32 weights that are
     somewhere in the interval that bfloat16 rounds to those before."""
@@ -303,6 +333,8 @@ def measure(part: str, folder: Path, newest: str) -> dict[str, Any]:
     config = settings(folder)
     if part == "download":
         return asyncio.run(measure_download(folder, newest))
+    if part == "fanout":
+        return asyncio.run(measure_fanout(folder, newest))
     return asyncio.run(measure_learner(config) if part == "learner" else measure_engine(config, newest))
 
 
@@ -333,6 +365,8 @@ def table_of(found: dict[str, Any]) -> Table:
         f"{found['download_s']:.2f} s, {speed:.2f} GB/s",
         f"from a folder {found['verify_s']:.2f} s",
     )
+    copies = f"{found[f'fanout_bytes_of_{MACHINES}']:.2f} versions' bytes"
+    table.add_row(f"the learner sends, for {MACHINES} machines behind a relay", copies, f"{found['fanout_s']:.1f} s")
     megabytes = found["adapter_bytes"] / 1e6
     table.add_row("an adapter of 55 M parameters", f"{megabytes:.1f} MB", f"{found['adapter_share']:.2%} of the model")
     return table
@@ -353,6 +387,7 @@ def main() -> None:
         found = in_a_process("learner", Path(name))
         found |= in_a_process("engine", Path(name), found["newest"])
         found |= in_a_process("download", Path(name), found["newest"])
+        found |= in_a_process("fanout", Path(name), found["newest"])
         found |= in_a_process("adapter", Path(name))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(found, indent=1), encoding="utf-8")

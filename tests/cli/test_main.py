@@ -119,4 +119,4 @@ def test_no_command_waits_for_heavy_libraries():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "cusearch_async.cli.demo" in done.stdout.split()
     assert not {"torch", "transformers", "vllm", "numba", "matplotlib"} & set(done.stdout.split())
-    assert start.PROCESSES.keys() == {"retriever", "learner", "rollout", "evaluator"}
+    assert start.PROCESSES.keys() == {"retriever", "relay", "learner", "rollout", "evaluator"}

@@ -213,6 +213,7 @@ def test_derived_numbers(write):
         ),
         ("weights.url = 'tcp://10.0.0.5:29400'", "weights.url: url 'tcp://10.0.0.5:29400' must look like http://10"),
         ("weights.url = 'http://h:29400'", ".*is of no use without weights.transport = 'http'"),
+        ("weights.upstream = 'http://h:29400'", "weights.upstream (http://h:29400) needs weights.url"),
         ("weights.transport = 'http'", "weights.transport is 'http', which needs weights.url, like http://"),
         (
             "weights = {transport = 'http', url = 'http://h:1'}\neval = {in_order = true, every = 1}",
@@ -323,6 +324,7 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
         "learner.trained_layers",
         "weights.folder",
         "weights.url",
+        "weights.upstream",
         "redis.max_trajectories",
         "eval.judge.url",
         "alarms.url",

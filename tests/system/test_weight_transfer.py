@@ -140,8 +140,8 @@ def test_weights_of_another_model_end_the_worker(in_the_hosts_memory, atlas_conf
 
 @pytest.mark.parametrize("rank", [0, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_run_whose_processes_share_no_folder(rank, run: Run, tmp_path: Path, monkeypatch):
-    """The learner is killed in the middle, and started again; worker and evaluator stay, each with a run folder of its
-    own, and the last version is scored after the learner's end."""
+    """The learner is killed in the middle, and started again; worker, relay and evaluator stay, each with a run folder
+    of its own, and the last version is scored after the learner's end. The evaluator is behind the relay."""
     run.overrides |= {"weights.transport": "http", "weights.url": f"http://127.0.0.1:{free_port()}"}
     run.overrides |= {"pool.max_staleness": 0, "learner.lora.rank": rank, "eval.every": 3, "eval.limit": 20}
     monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "of-this-test")
@@ -150,7 +150,9 @@ def test_a_run_whose_processes_share_no_folder(rank, run: Run, tmp_path: Path, m
     run.worker("retriever")
     elsewhere, further = tmp_path / "elsewhere", tmp_path / "further"
     rollout = run.worker("rollout", run__folder=elsewhere)
-    evaluator = run.worker("evaluator", run__folder=further, run__steps=6)
+    relayed = {"weights.url": f"http://127.0.0.1:{free_port()}"}
+    run.worker("relay", **relayed, weights__upstream=run.overrides["weights.url"], run__folder=tmp_path / "relay")
+    evaluator = run.worker("evaluator", **relayed, run__folder=further, run__steps=6)
     learner = run.worker("learner", run__steps=6)
     wait_until(lambda: len(run.metrics()) >= 2 or rollout.poll() is not None or learner.poll() is not None, 150)
     assert (rollout.poll(), learner.poll()) == (None, None)
@@ -167,3 +169,4 @@ def test_a_run_whose_processes_share_no_folder(rank, run: Run, tmp_path: Path, m
         assert status == 0, output
     assert "version 6: EM" in output
     assert not list((elsewhere / "weights").glob("*"))
+    assert list((tmp_path / "relay" / "relayed").glob("v*")), "the evaluator's"

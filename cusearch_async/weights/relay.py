@@ -1,0 +1,100 @@
+"""A relay between the learner and other machines: it downloads each version once, and serves it to all of them.
+
+It answers as the learner's server does (weights/http.py). What it does not have it downloads first; a version never
+changes, so what it has needs no question. Relays may stand behind relays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from aiohttp import web
+
+from cusearch_async.config import Config, weights_token
+from cusearch_async.errors import ConfigError, CusearchError, WeightsUnavailable
+from cusearch_async.weights.folder import WeightStore
+from cusearch_async.weights.http import SILENCE_S, Downloads, Server, downloading, listening
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def relaying(config: Config) -> AsyncIterator[None]:
+    """Serves at weights.url what is at weights.upstream. Versions are kept in the run folder's `relayed`.
+
+    Raises: ConfigError without an upstream or a token, or when nothing can listen at weights.url."""
+    upstream, token = config.weights.upstream, weights_token(config.folder)
+    if upstream is None or config.weights.url is None:
+        raise ConfigError(
+            "a relay needs weights.upstream, the learner's address, and weights.url, its own, with weights.transport = "
+            "'http'"
+        )
+    if token is None:
+        raise ConfigError(
+            "a relay needs the learner's token: set CUSEARCH_WEIGHTS_TOKEN, or copy weights-token from the learner's "
+            f"run folder to {config.folder}"
+        )
+    store = WeightStore(config.folder / "relayed")
+    async with (
+        downloading(upstream, config.folder, store.folder) as downloads,
+        listening(Relay(downloads, store, token), config.weights.url, config.run.wait_s),
+    ):
+        yield
+
+
+class Relay(Server):
+    def __init__(self, downloads: Downloads, store: WeightStore, token: str) -> None:
+        super().__init__(store, token)
+        self._downloads = downloads
+
+    async def _names(self, request: web.Request) -> web.Response:
+        try:
+            return web.json_response(await self._downloads.names())
+        except CusearchError as error:
+            return web.json_response({"error": str(error)}, status=HTTPStatus.BAD_GATEWAY)
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        return await self._fetch_first(request) or await super()._file(request)
+
+    async def _difference(self, request: web.Request) -> web.StreamResponse:
+        return await self._fetch_first(request) or await super()._difference(request)
+
+    async def _fetch_first(self, request: web.Request) -> web.Response | None:
+        """The answer when the version cannot be had."""
+        try:
+            await self._downloads.open(request.match_info["name"])
+        except WeightsUnavailable as error:
+            return web.json_response({"error": str(error)}, status=HTTPStatus.NOT_FOUND)
+        except CusearchError as error:
+            return web.json_response({"error": str(error)}, status=HTTPStatus.BAD_GATEWAY)
+        return None
+
+    async def _last(self, request: web.Request) -> web.StreamResponse:
+        """The learner's answer to this client, once its version is here."""
+        response = web.StreamResponse()
+        response.content_type = "application/json"
+        await response.prepare(request)
+        asking = asyncio.ensure_future(self._ask_for_last(request))
+        try:
+            while not asking.done():
+                await response.write(b" ")
+                await asyncio.wait([asking], timeout=SILENCE_S / 3)
+            await response.write(json.dumps(asking.result()).encode())
+        except CusearchError as error:
+            log.info("%s", error)
+            if request.transport is not None:  # an end without an answer would be one; the client asks again
+                request.transport.abort()
+        finally:
+            asking.cancel()
+        return response
+
+    async def _ask_for_last(self, request: web.Request) -> list[str]:
+        last = await self._downloads.last(request.query.get("client", ""), request.query.get("have", ""))
+        for name in last:
+            await self._downloads.open(name)
+        return last
