@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SLOW
+from tests.planted_in_agents import AGENTS
 from tests.planted_in_scripts import SCRIPTS, lua
 from tests.planted_in_weights import WEIGHTS as TRAVELLING
 
@@ -23,8 +24,7 @@ SDGA, PHASE = (("algorithm/methods/sdga.py", tests) for tests in ("test_sdga.py"
 AR3PO, VISITS = (("algorithm/methods/ar3po.py", tests) for tests in ("test_ar3po.py", "test_methods.py"))
 CONTROLS, STRATIFIED = ((f"algorithm/methods/{name}.py", "test_controls.py") for name in ("controls", "baselines"))
 RECORDING, REPLAYING = (("training/recorder.py", "test_recorder.py"), ("replay/selection.py", "test_recorder.py"))
-AGAIN = ("replay/update.py", "test_replayed_update.py")
-PROVENANCE = ("run/provenance.py", "test_history.py")
+AGAIN, PROVENANCE = ("replay/update.py", "test_replayed_update.py"), ("run/provenance.py", "test_history.py")
 STATISTICS, PROBING = ("study/statistics.py", "test_statistics.py"), ("evaluation/probing.py", "test_probing.py")
 FINDINGS, EVALUATED = ("evaluation/findings.py", "test_findings.py"), ("cli/eval.py", "test_evaluated.py")
 JUDGE = ("evaluation/judge.py", "test_judge.py")
@@ -405,7 +405,7 @@ MUTANTS = {
     "those of the pool are no singletons": (STEP, "members[t.ticket] == 1", "members[t.ticket] >= 1"),
     "flat groups are usable": (ADVANTAGES, "len(self.values) - self.alone - self.flat", "len(self.values)"),
     "who sleeps keeps the GPUs": (GPU_SHARE, "                lock.release()\n", ""),
-} | SCRIPTS | TRAVELLING  # fmt: skip
+} | SCRIPTS | TRAVELLING | AGENTS  # fmt: skip
 
 
 def files_of(folder: Path, tests: str) -> list[Path]:

@@ -14,7 +14,6 @@ from cusearch_async.environments import (
     EnvironmentSettings,
     Reward,
     Search,
-    SearchEnvironment,
     Template,
     environment_class,
     reward_function,
@@ -107,7 +106,8 @@ class SharedEnvironmentConfig(Extensible):
     def scoring(self) -> Metric:
         """How answers are compared outside of the environment. One of your own that is no search environment has no
         such setting, and gets SQuAD's."""
-        return self.own.metric if isinstance(self.own, SearchEnvironment.Settings) else "squad"
+        metric: Metric = getattr(self.own, "metric", "squad")
+        return metric
 
     def make(self, search: Search) -> Environment:
         """The environment, with `search` as its retriever. Raises: ConfigError."""

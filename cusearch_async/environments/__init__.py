@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cusearch_async.environments.agent import AgentEnvironment
 from cusearch_async.environments.base import (
     DONE,
     Environment,
@@ -20,6 +21,7 @@ from cusearch_async.extensions import load, load_function
 __all__ = [
     "DONE",
     "ENVIRONMENTS",
+    "AgentEnvironment",
     "Environment",
     "EnvironmentSettings",
     "Episode",
@@ -37,7 +39,7 @@ __all__ = [
     "template_text",
 ]
 
-ENVIRONMENTS: dict[str, type[Environment]] = {"search": SearchEnvironment}
+ENVIRONMENTS: dict[str, type[Environment]] = {"search": SearchEnvironment, "agent": AgentEnvironment}
 
 
 def environment_class(key: str, name: str) -> type[Environment]:

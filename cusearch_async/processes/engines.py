@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.config import Config
 from cusearch_async.environments import NoSearch, Search
 from cusearch_async.lifecycle.gpu_share import GpuLock
@@ -68,6 +69,6 @@ def open_runner(
     try:
         environments = config.environments(search)
         arguments = config.model.template_arguments
-        yield engine, EpisodeRunner(engine, environments, tokenizer, config.episode, config.run.seed, arguments)
+        yield engine, AgentRunner(engine, environments, tokenizer, config.episode, config.run.seed, arguments)
     finally:
         engine.close()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.config import EpisodeConfig
-from cusearch_async.environments import Environment, Episode
+from cusearch_async.environments import Environment, Episode, Score
 from cusearch_async.errors import EpisodeFailed
 from cusearch_async.rollout import prompting
 from cusearch_async.rollout.evidence import share_shown
@@ -33,7 +33,7 @@ class Policy(Protocol):
 
 
 @dataclass(slots=True)
-class _Tape:
+class Tape:
     """The episode so far: tokens for the learner, segments for the environment."""
 
     token_ids: list[int]
@@ -42,6 +42,10 @@ class _Tape:
     versions: list[NDArray[np.int32]] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     cut_turns: int = 0
+
+    def begin(self, prompt: list[int]) -> None:
+        self.token_ids += prompt
+        self.sampled += [False] * len(prompt)
 
     def add_turn(self, turn: Turn, text: str, is_cut: bool) -> None:
         self.token_ids += turn.token_ids
@@ -73,11 +77,11 @@ class EpisodeRunner:
 
         Raises: ConfigError when the fixed text of an environment does not fit into an observation, or the chat template
         drops the question."""
-        self._policy = policy
+        self.policy = policy
         self._environments = environments
-        self._tokenizer = tokenizer
-        self._settings = settings
-        self._seed = seed
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.seed = seed
         self._end_of_text = tokenizer.eos_token or ""
         self._template_arguments = template_arguments
         prompting.check_template(environments, tokenizer, template_arguments)
@@ -91,19 +95,20 @@ class EpisodeRunner:
         """Run one episode. `temperature` None is the configured temperature, 0 is greedy.
 
         Raises: EpisodeFailed when the question does not fit, and all errors of the environment."""
-        settings, environment = self._settings, self._environments[question.environment]
+        settings, environment = self.settings, self._environments[question.environment]
         temperature = settings.temperature if temperature is None else temperature
         started = time.monotonic()
         waited_s = 0.0
         counted_tokens = 0
         asked = environment.prompt(question)
-        prompt = prompting.build_prompt(self._tokenizer, asked, self._template_arguments)
+        prompt = prompting.build_prompt(self.tokenizer, asked, self._template_arguments)
         if len(prompt) > settings.max_prompt_tokens:
             raise EpisodeFailed(
                 f"question {question.id!r} makes a prompt of {len(prompt)} tokens, more than episode.max_prompt_tokens "
                 f"({settings.max_prompt_tokens})"
             )
-        tape = _Tape(list(prompt), [False] * len(prompt))
+        tape = Tape([], [])
+        tape.begin(prompt)
         episode = Episode(
             question=question,
             ticket=ticket,
@@ -113,12 +118,12 @@ class EpisodeRunner:
             segments=tape.segments,
         )
         for turn_number in range(settings.s_max + 1):
-            episode.seed = draw_number(Stream.TURN, self._seed, ticket, rollout, turn_number)
+            episode.seed = draw_number(Stream.TURN, self.seed, ticket, rollout, turn_number)
             seed = episode.seed if temperature > 0 else None
-            turn = await self._policy.generate(
+            turn = await self.policy.generate(
                 tape.token_ids, settings.max_turn_tokens, temperature, seed, environment.stops
             )
-            text = self._tokenizer.decode(turn.token_ids, skip_special_tokens=False)
+            text = self.tokenizer.decode(turn.token_ids, skip_special_tokens=False)
             tape.add_turn(turn, text, turn.is_cut and not any(stop in text for stop in environment.stops))
             if turn_number == settings.s_max:
                 break
@@ -130,12 +135,18 @@ class EpisodeRunner:
                 counted_tokens += len(turn.token_ids)
             if observation.done:
                 break
-            ids = prompting.build_observation(self._tokenizer, observation.text, settings)
-            tape.add_environment(observation.author, self._tokenizer.decode(ids, skip_special_tokens=False), ids)
+            ids = prompting.build_observation(self.tokenizer, observation.text, settings)
+            tape.add_environment(observation.author, self.tokenizer.decode(ids, skip_special_tokens=False), ids)
         score = await environment.final_score(episode)
+        return self._trajectory(episode, tape, score, worker, started, waited_s, counted_tokens)
+
+    def _trajectory(
+        self, episode: Episode, tape: Tape, score: Score, worker: str, started: float, waited_s: float, counted: int
+    ) -> Trajectory:
+        question = episode.question
         return Trajectory(
-            ticket=ticket,
-            rollout=rollout,
+            ticket=episode.ticket,
+            rollout=episode.rollout,
             environment=question.environment,
             question_id=question.id,
             question=question.text,
@@ -146,7 +157,7 @@ class EpisodeRunner:
             logprobs=np.concatenate(tape.logprobs),
             versions=np.concatenate(tape.versions),
             depth=episode.depth,
-            retrieval_tokens=counted_tokens,
+            retrieval_tokens=counted,
             turns=len(tape.logprobs),
             cut_turns=tape.cut_turns,
             recall=share_shown(question.evidence, tape.segments),
@@ -161,6 +172,4 @@ class EpisodeRunner:
 
     def check(self, questions: Sequence[Question]) -> None:
         """Raises: ConfigError when a question does not fit."""
-        prompting.check_lengths(
-            questions, self._environments, self._tokenizer, self._settings, self._template_arguments
-        )
+        prompting.check_lengths(questions, self._environments, self.tokenizer, self.settings, self._template_arguments)

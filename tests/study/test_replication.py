@@ -1,6 +1,6 @@
 """docs/replication.md and its report say what the committed tables say.
 
-`python -m tests.study.test_replication` writes the page's two tables."""
+`python -m tests.study.test_replication` writes the page's table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pandas as pd
 import pytest
 import xxhash
 
-from cusearch_async.study.claims import outcomes_of
 from cusearch_async.study.plan import read_file, read_plan
-from cusearch_async.study.report import figures_of, report_of, reported, shown
+from cusearch_async.study.report import figures_of, report_of
 from cusearch_async.study.tables import Tables
 from cusearch_async.study.variants import usable_of
 
@@ -26,7 +25,6 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "replication"
 PLAN = ROOT / "cusearch_async" / "configs" / "studies" / "replication.toml"
 PAGE = ROOT / "docs" / "replication.md"
-ENGINE = "retriever.stochastic"
 MIDDLE = range(9, 16)
 """Learner steps in the middle of the training."""
 
@@ -68,41 +66,7 @@ def test_measures_claims_and_runs_are_those_that_were_fixed():
     assert read_file(FOLDER / "study.toml") == file
 
 
-ENGINES = {True: "stochastic engine", False: "deterministic engine"}
 MEASURES = ["EM at the end", "mean EM"]
-CLAIMS = ["claim", *ENGINES.values(), "reported", "verdict", "by mean EM"]
-
-
-def claims_table(tables):
-    """A row for each claim: the effects on the first primary measure, or on depth, by engine, and the verdicts by both
-    primary measures. A claim that does not name the engine is of the stochastic one, or of both."""
-    tested = outcomes_of(planned(), tables)
-    rows, by_mean = {}, {}
-    for one in [*tested["em_last"], *tested["depth_growth"]]:
-        where = ENGINES[dict(one.context).get(ENGINE, True)]
-        rows.setdefault(short(one.claim), {})[where] = one
-    for one in tested["em_area"]:
-        by_mean.setdefault(short(one.claim), []).append(one)
-    lines = [CLAIMS, ["---"] * len(CLAIMS)]
-    for text, found in rows.items():
-        planned_seeds = 3 if "S_max 3" in text or "cannot grow" in text else 5  # as the page says
-        assert all(one.found.seeds == one.planned == planned_seeds for one in found.values())
-        told = dict.fromkeys(reported(one) for one in found.values() if reported(one) != "–")
-        effects = [shown(found[where].found, "+") if where in found else "" for where in ENGINES.values()]
-        verdicts = [verdicts_of(found.values()), verdicts_of(by_mean.get(text, []))]
-        lines.append([text, *effects, ", ".join(told), *verdicts])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def short(claim):
-    """The claim, without the paper's number, which has its own column."""
-    return claim.text.partition(" (")[0].replace("Control, not the paper's", "Control")
-
-
-def verdicts_of(outcomes):
-    return ", ".join(dict.fromkeys(one.verdict for one in outcomes))
-
-
 METHODS = ["method", *MEASURES, "thousand tokens", "alone", "flat", "usable", "EM at as many usable"]
 
 
@@ -135,22 +99,21 @@ def cells_of(text, header):
     return {row[0]: row[1:] for row in split}
 
 
-def test_the_page_has_the_tables_of_its_report(tables):
+def test_the_page_has_the_table_of_its_report():
     text = PAGE.read_text(encoding="utf-8")
-    assert claims_table(tables) in text
     assert methods_table() in text
     assert runs_done() in " ".join(text.split())
 
 
-def test_what_the_pages_quote_is_in_the_report(tables):
+def test_what_the_pages_quote_is_in_the_report():
     """Each effect such as +0.005 [-0.010, +0.020], wherever a line breaks it."""
-    known = (FOLDER / "report.md").read_text(encoding="utf-8") + claims_table(tables)
+    known = (FOLDER / "report.md").read_text(encoding="utf-8")
     quoted = []
     for page in (PAGE, ROOT / "README.md"):
         text = " ".join(page.read_text(encoding="utf-8").split())
         quoted += re.findall(r"[+-]\d\.\d{3} (?:\[[^\]]+\]|\(no interval\))", text)
     assert [effect for effect in quoted if effect not in known] == []
-    assert len(quoted) > 60
+    assert len(quoted) > 20
 
 
 def usable_runs(tables):
@@ -211,6 +174,31 @@ def test_what_the_page_says_of_phase_0(tables):
         assert text in page
 
 
+def test_what_the_page_says_of_alignment():
+    """Means over two samples of each pool; intervals of twice the standard error over pools."""
+    samples = json.loads((FOLDER / "align-prose.json").read_text(encoding="utf-8"))
+    assert [(one["policies"], one["pools"], one["budget"]) for one in samples] == [([0], 60, 24)] * 2
+    page = PAGE.read_text(encoding="utf-8")
+
+    def raw(name):
+        return np.mean([one["methods"][name]["by_singleton"]["raw"] for one in samples], axis=0)
+
+    def with_interval(values, sign=""):
+        return f"{values.mean():{sign}.3f} ± {2 * values.std(ddof=1) / len(values) ** 0.5:.3f}"
+
+    full = raw("grpo_full")
+    table = page.split("| minus GRPO-Full's |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+    assert len(rows) == 9
+    for name, *cells in rows:
+        name = name.replace(" of mixed groups", "/mixed")  # noqa: PLW2901
+        counts = (np.mean([one["methods"][name][key] for one in samples]) for key in ("selected", "usable"))
+        less = "" if name == "grpo_full" else with_interval(raw(name) - full, "+")
+        assert cells == [*(f"{count:.1f}" for count in counts), with_interval(raw(name)), less]
+    better = with_interval(raw("sdga_phase/mixed") - raw("random"))
+    assert f"by {better} better than random selection" in " ".join(page.split())
+
+
 def test_no_number_is_a_negative_zero():
     assert re.findall(r"\| -0\.0+ \|", (FOLDER / "report.md").read_text(encoding="utf-8")) == []
 
@@ -233,15 +221,12 @@ def test_the_hard_world_can_tell_methods_apart(tables, steps):
     assert (depths > 0.02 * depths.sum()).all()
 
 
-def write_tables():
-    text = PAGE.read_text(encoding="utf-8")
-    made = ((CLAIMS, claims_table(Tables.read(FOLDER))), (METHODS, methods_table()))
-    for header, table in made:
-        before, rest = text.split(f"| {header[0]} | {header[1]} |", 1)
-        text = before + table + rest[rest.index("\n\n") + 1 :]
+def write_table():
+    before, rest = PAGE.read_text(encoding="utf-8").split(f"| {METHODS[0]} | {METHODS[1]} |", 1)
+    text = before + methods_table() + rest[rest.index("\n\n") + 1 :]
     done = re.compile(r"\d+\s+of\s+\d+\s+runs\s+are\s+done.*?\s+in\s+all\.", re.DOTALL)
     PAGE.write_text(done.sub(runs_done(), text), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write_tables()
+    write_table()

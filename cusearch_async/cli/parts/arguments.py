@@ -22,7 +22,7 @@ from cusearch_async.run.folder import MARKER
 T = TypeVar("T")
 
 CODE = (
-    *("method.name", "environment.LABEL.name", "environment.LABEL.reward", "loss.objective"),
+    *("method.name", "environment.LABEL.name", "environment.LABEL.reward", "environment.LABEL.agent", "loss.objective"),
     *("retriever.backend", "retriever.bm25.tokenizer", "redis.transport", "weights.transport"),
     "run.trackers",
 )

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.cli.preflight.finding import Finding, Status
 from cusearch_async.config import Config
 from cusearch_async.data.questions import first_question
 from cusearch_async.errors import ConfigError, CusearchError, first_line
-from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.prompting import encode
 from cusearch_async.rollout.turn import Turn
 from cusearch_async.streams import Stream, stream
@@ -33,7 +33,7 @@ class _Answers:
     """A policy whose every turn is the gold answer."""
 
     def __init__(self, tokenizer: Any, answer: str) -> None:
-        self._ids = encode(tokenizer, f"<answer>{answer}</answer>")
+        self._ids = encode(tokenizer, f"<answer>{answer}</answer>{tokenizer.eos_token or ''}")
 
     async def generate(
         self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None, stops: Sequence[str]
@@ -74,7 +74,7 @@ def refuse_failed_trial(config: Config, tokenizer: Any) -> None:
 async def _episode(config: Config, tokenizer: Any, question: Question) -> Trajectory:
     policy = _Answers(tokenizer, question.answers[0] if question.answers else "?")
     environments, chat = config.environments(_FindsNothing()), config.model.template_arguments
-    runner = EpisodeRunner(policy, environments, tokenizer, config.episode, config.run.seed, chat)
+    runner = AgentRunner(policy, environments, tokenizer, config.episode, config.run.seed, chat)
     return await runner.run(question, ticket=0, rollout=0, worker="check")
 
 

@@ -1,0 +1,179 @@
+"""The tokens of a conversation between a program and the policy. They only grow.
+
+A program sends the whole history with every request, as text. Tokenised again it would not be what the policy sampled,
+nor what it will be asked about. So the first messages become tokens once; later ones are rendered behind a conversation
+of two fixed messages, and the policy's own turns keep their sampled tokens. The policy's turns are recognised by what
+they say: a program may strip their white space or write the JSON of a tool call in another way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
+from cusearch_async.rollout.prompting import Arguments, encode, is_chat
+
+Tools = Sequence[Mapping[str, Any]]
+"""Functions in the form of the Chat Completions API."""
+_MARK = "cusearch{}quoted"
+"""Stands for a text while the chat template is rendered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the policy wrote it."""
+
+    @property
+    def parsed(self) -> Any:
+        """The arguments, or their text where that is no JSON."""
+        try:
+            return json.loads(self.arguments)
+        except ValueError:
+            return self.arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+    def says(self, other: Message) -> bool:
+        """Whether both are one message, but for white space around it and the form of the JSON in tool calls."""
+        mine, theirs = ([(call.name, call.parsed) for call in one.tool_calls] for one in (self, other))
+        same = self.role == other.role and self.tool_call_id == other.tool_call_id and mine == theirs
+        return same and self.content.strip() == other.content.strip()
+
+    def for_template(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            shown["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.parsed}}
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id:
+            shown["tool_call_id"] = self.tool_call_id
+        return shown
+
+
+class HistoryChanged(EpisodeFailed):
+    """The messages do not begin with those of the request before and the policy's turn."""
+
+
+class Conversation:
+    def __init__(self, tokenizer: Any, arguments: Arguments) -> None:
+        """`arguments` are those of the chat template. Raises: ConfigError as `end_of_turn`."""
+        self._tokenizer, self._arguments = tokenizer, arguments
+        self.end = end_of_turn(tokenizer, arguments)
+        self.messages: tuple[Message, ...] = ()
+        """Those whose tokens the policy has been given or has sampled."""
+        self._tools: Tools = ()
+        self._is_open = False
+        """Whether the last turn was cut off before its end."""
+
+    def following(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """The tokens between those so far and the policy's next turn.
+
+        Raises: HistoryChanged; EpisodeFailed when the chat template fails."""
+        if not self.messages:
+            self._refuse_lost_tools(messages, tools)
+            return self._encoded(messages, tools, lambda text: text)
+        count = len(self.messages)
+        for number, (known, given) in enumerate(zip(self.messages, messages, strict=False)):
+            if not known.says(given):
+                raise HistoryChanged(f"message {number} ({given.role}) is not what it was, or what the policy said")
+        if len(messages) <= count:
+            raise HistoryChanged(f"{len(messages)} messages came after {count} that the policy knows")
+        new = messages[count:]
+        if any(message.role == "assistant" for message in new):
+            raise HistoryChanged("an assistant's message is new that the policy has not written")
+        if list(tools) != list(self._tools):
+            raise HistoryChanged("the tools are not those of the request before")
+        return self._encoded([*self._frame(), *new], tools, self._after_the_turn)
+
+    def add(self, messages: Sequence[Message], tools: Tools, turn: Message, is_open: bool) -> None:
+        """The policy has answered `messages` with `turn`."""
+        self.messages, self._tools, self._is_open = (*messages, turn), tools, is_open
+
+    def _frame(self) -> tuple[Message, Message]:
+        """A question, and the last turn with its text left out."""
+        return Message("user", "?"), replace(self.messages[-1], content=_MARK.format("-turn-"))
+
+    def _after_the_turn(self, text: str) -> str:
+        """What follows the turn of `_frame` in a rendered text: without its end, which the policy wrote."""
+        alone = self._render([message.for_template() for message in self._frame()], self._tools, prompts=False)
+        mark = _MARK.format("-turn-")
+        turn, later = alone, text
+        if mark in alone and mark in text:  # templates may leave it out beside tool calls, or treat what is before
+            turn, later = (one.partition(mark)[2] for one in (alone, text))
+        own = turn[: turn.rfind(self.end) + len(self.end)]
+        if self.end not in turn or not later.startswith(own):
+            raise EpisodeFailed("the chat template writes a turn in another way when a message follows it")
+        return later[len(own) - (len(self.end) if self._is_open else 0) :]
+
+    def _refuse_lost_tools(self, messages: Sequence[Message], tools: Tools) -> None:
+        if tools:
+            with_tools, without = (self._render([m.for_template() for m in messages], some) for some in (tools, ()))
+            if with_tools == without:
+                raise EpisodeFailed(
+                    f"the chat template of {self._tokenizer.name_or_path!r} does not show tools to the policy; use a "
+                    "model that is trained with tools, or describe them in a message and read the calls out of the text"
+                )
+
+    def _encoded(self, messages: Sequence[Message], tools: Tools, part: Any) -> list[int]:
+        """Token ids of a `part` of the rendered messages. No text in them becomes a special token."""
+        quoted: list[tuple[str, list[int]]] = []
+        shown = []
+        for message in messages:
+            foreign = encode(self._tokenizer, message.content, is_foreign=True)
+            if encode(self._tokenizer, message.content) != foreign:
+                quoted.append((_MARK.format(len(quoted)), foreign))
+                message = replace(message, content=quoted[-1][0])  # noqa: PLW2901
+            shown.append(message.for_template())
+        ids, rest = [], part(self._render(shown, tools))
+        for mark, foreign in quoted:
+            before, found, rest = rest.partition(mark)
+            if not found:
+                raise EpisodeFailed("a message contains a special token, and the chat template changes it; remove it")
+            ids += encode(self._tokenizer, before) + foreign
+        return ids + encode(self._tokenizer, rest)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools, prompts: bool = True) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=list(tools) or None,
+                    tokenize=False,
+                    add_generation_prompt=prompts,
+                    **(self._arguments or {}),
+                )
+            )
+        except Exception as error:  # a template may raise anything
+            raise EpisodeFailed(f"the chat template cannot be used for this: {first_line(error)}") from error
+
+
+def end_of_turn(tokenizer: Any, arguments: Arguments) -> str:
+    """The special token that ends an assistant's turn in the chat template; empty where none does, and a turn ends with
+    a `stop` that the program asks for.
+
+    Raises: ConfigError without a chat template."""
+    name = getattr(tokenizer, "name_or_path", "the model")
+    if not is_chat(tokenizer, arguments):
+        raise ConfigError(f"an agent needs a chat model: {name!r} has no chat template, or it is not used")
+    mark = _MARK.format("")
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
+    try:
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, **(arguments or {}))
+    except Exception as error:  # a template may raise anything
+        raise ConfigError(f"the chat template of {name!r} cannot be used: {first_line(error)}") from error
+    after = str(rendered).partition(mark)[2]
+    ends = {token: after.find(token) for token in tokenizer.all_special_tokens if token in after}
+    return str(min(ends, key=lambda token: ends[token], default=""))

@@ -1,0 +1,79 @@
+"""The environment of agents: a program of the user's asks the policy through an OpenAI-compatible address."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from cusearch_async.algorithm.answers import Metric, exact_match, f1_score
+from cusearch_async.environments.base import Environment, EnvironmentSettings, Episode, Reward, Score, Search
+from cusearch_async.environments.templates import PLACE, Template
+from cusearch_async.errors import ConfigError
+from cusearch_async.extensions import load_function
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What an agent is given: a question, and where to ask the policy."""
+
+    question: str
+    question_id: str
+    base_url: str
+    """Of the Chat Completions API, for this episode alone."""
+    api_key: str
+    model: str
+    search: Callable[[str], Awaitable[list[str]]]
+    """The run's retriever: contents of the documents that it finds, best first."""
+
+
+Agent = Callable[[Task], Awaitable[str | float | None]]
+"""Returns its answer, or a reward of its own; None when it has no answer. What it raises fails the episode."""
+
+
+class AgentSettings(EnvironmentSettings):
+    agent: str = ""
+    """agent: your program, an async function (`package.module:function`) that gets an `environments.agent.Task`."""
+    tools: tuple[str, ...] = ()
+    """agent: tools whose results count in the depth; empty: all."""
+    parser: str = "hermes"
+    """agent: how the policy writes tool calls, by the name of vLLM's parser: hermes, llama3_json, mistral, …"""
+    timeout_s: float = Field(600.0, gt=0)
+    """agent: longest time of an episode; it then fails."""
+    metric: Metric = "squad"
+    """agent: how answers are compared, as in the environment search."""
+
+
+class AgentEnvironment(Environment):
+    """Questions that a program answers with the policy's help. Depth is the number of turns that asked for a tool and
+    were given a result; without tools, of those that the program answered."""
+
+    Settings = AgentSettings
+    settings: AgentSettings
+    uses_retriever = True
+
+    def __init__(self, settings: Any, template: Template, search: Search, reward: Reward | None = None) -> None:
+        """Raises: ConfigError when settings.agent is no async function."""
+        super().__init__(settings, Template(PLACE, notice=""), search, reward)  # the program writes the prompt
+        self.name = f"the agent {self.settings.agent}"
+        if not self.settings.agent:
+            raise ConfigError(
+                "an environment named agent needs its setting agent, your program (package.module:function)"
+            )
+        self.agent: Agent = load_function("environment.LABEL.agent", self.settings.agent)
+        if not inspect.iscoroutinefunction(self.agent):
+            raise ConfigError(f"environment.LABEL.agent: {self.settings.agent!r} must be an async function")
+
+    async def score(self, episode: Episode) -> Score:
+        """Of what the agent returned (`episode.memory`): an answer's reward is its F1. A number is the reward, and
+        counts as an exact match from 1."""
+        result, answers, metric = episode.memory, episode.question.answers, self.settings.metric
+        if result is None:
+            return Score(reward=0.0, format_valid=False)
+        if not isinstance(result, str):
+            return Score(reward=float(result), em=float(result >= 1))
+        f1 = f1_score(result, answers, metric)
+        return Score(reward=f1, em=exact_match(result, answers, metric), f1=f1, prediction=result)

@@ -1,0 +1,115 @@
+"""Agents of users, as they are written for any OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from openai import AsyncOpenAI
+
+from cusearch_async.environments.agent import Task
+
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Search the encyclopedia.",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+    },
+}
+
+
+def client_of(task: Task) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0)
+
+
+async def with_tools(task: Task) -> str:
+    """Asks for tools until the policy answers without one."""
+    messages: list = [{"role": "user", "content": task.question}]
+    async with client_of(task) as client:
+        while True:
+            reply = await client.chat.completions.create(model=task.model, messages=messages, tools=[SEARCH])
+            message = reply.choices[0].message
+            if not message.tool_calls:
+                return message.content or ""
+            messages.append(message)
+            for call in message.tool_calls:
+                found = await task.search(json.loads(call.function.arguments)["query"])
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": "\n".join(found)})
+
+
+async def streaming(task: Task) -> str:
+    async with client_of(task) as client:
+        stream = await client.chat.completions.create(
+            model=task.model, messages=[{"role": "user", "content": task.question}], stream=True
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+
+async def in_words(task: Task) -> str | None:
+    """Without tools: a line `search: …` is searched for, anything else is the answer."""
+    messages: list = [{"role": "user", "content": task.question}]
+    async with client_of(task) as client:
+        while True:
+            reply = await client.chat.completions.create(model=task.model, messages=messages)
+            text = (reply.choices[0].message.content or "").strip()
+            if not text.startswith("search: "):
+                return text or None
+            found = await task.search(text.removeprefix("search: "))
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "\n".join(found)}]
+
+
+async def asks_nothing(task: Task) -> str:
+    return "5"
+
+
+async def fails(task: Task) -> str:
+    raise KeyError("no such thing")
+
+
+async def hangs(task: Task) -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+async def forgives(task: Task) -> str:
+    """Answers whatever happens to its searches."""
+    try:
+        return await with_tools(task)
+    except Exception:
+        return "5"
+
+
+async def rewards_itself(task: Task) -> float:
+    await with_tools(task)
+    return 0.25
+
+
+async def rewrites_history(task: Task) -> str:
+    messages: list = [{"role": "user", "content": task.question}]
+    async with client_of(task) as client:
+        reply = await client.chat.completions.create(model=task.model, messages=messages)
+        said = "(a summary) " + (reply.choices[0].message.content or "")
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]
+        await client.chat.completions.create(model=task.model, messages=messages)
+    return ""
+
+
+async def asks_twice(task: Task) -> str:
+    """Sends its request again, as if the connection had been lost."""
+    messages: list = [{"role": "user", "content": task.question}]
+    async with client_of(task) as client:
+        replies = [await client.chat.completions.create(model=task.model, messages=messages) for _ in range(3)]
+    assert len({reply.model_dump_json() for reply in replies}) == 1
+    return replies[0].choices[0].message.content or ""
+
+
+async def changes_temperature(task: Task) -> str:
+    async with client_of(task) as client:
+        messages: list = [{"role": "user", "content": task.question}]
+        await client.chat.completions.create(model=task.model, messages=messages, temperature=0.123)
+    return ""
+
+
+def not_async(task: Task) -> str:
+    return ""

@@ -1,0 +1,117 @@
+"""Token by token, for any history: the tape holds what the policy was given and sampled, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cusearch_async.agents.conversation import Conversation, HistoryChanged, Message, ToolCall
+from cusearch_async.errors import EpisodeFailed
+from tests.agents.templates import CALLS_ALONE, FORGETS_THOUGHTS, PLAIN, TEMPLATES, chat_tokenizer
+
+TOOLS = [{"type": "function", "function": {"name": "search"}}]
+TOKENIZERS = {name: chat_tokenizer(template) for name, template in TEMPLATES.items()}
+END = TOKENIZERS["plain"].eos_token
+PIECES = st.sampled_from([*"ab <>{}\n\"'é", END, "</think>", "<search>"])
+TEXT = st.lists(PIECES, min_size=1, max_size=12).map("".join)
+
+
+def call(query: str, number: int = 0) -> ToolCall:
+    return ToolCall(f"call_{number}", "search", json.dumps({"query": query}))
+
+
+TURN = st.builds(
+    Message,
+    st.just("assistant"),
+    TEXT.filter(lambda text: END not in text),
+    st.lists(st.builds(call, st.text("abé ", max_size=5), st.integers(0, 9)), max_size=2).map(tuple),
+)
+NEXT = st.lists(st.builds(Message, st.sampled_from(["user", "tool"]), TEXT), min_size=1, max_size=3)
+
+
+def written_again(turn: Message, how: int) -> Message:
+    """As clients do: other spaces around the text and in the JSON."""
+    calls = (replace(c, arguments=json.dumps(c.parsed, indent=how % 3 or None)) for c in turn.tool_calls)
+    return replace(turn, content=["", " ", "\n"][how % 3] + turn.content, tool_calls=tuple(calls))
+
+
+def literally(message: Message) -> str:
+    """What the plain template writes for a message that is no turn of the policy."""
+    return f"{message.role}: {message.content}{END}\n"
+
+
+@given(
+    st.sampled_from(sorted(TEMPLATES)),
+    NEXT,
+    st.lists(st.tuples(TURN, st.booleans(), NEXT), max_size=4),
+    st.integers(0, 8),
+)
+def test_each_request_appends_just_what_is_new(name, first, rounds, how):
+    """The oracle writes it down by hand: every new message, and the beginning of the turn."""
+    tokenizer = TOKENIZERS[name]
+    conversation = Conversation(tokenizer, {})
+    messages, given_ids = tuple(first), conversation.following(first, TOOLS)
+    asks = "assistant: "
+    expected = "Tools: search" + "".join(map(literally, first)) + asks
+    assert tokenizer.decode(given_ids) == expected
+    for turn, is_open, new in rounds:
+        conversation.add(messages, TOOLS, turn, is_open)
+        messages = (*messages, written_again(turn, how), *new)
+        given_ids = conversation.following(messages, TOOLS)
+        expected = (END if is_open else "") + "\n" + "".join(map(literally, new)) + asks
+        assert tokenizer.decode(given_ids) == expected
+        ends = sum(token == tokenizer.eos_token_id for token in given_ids)
+        assert ends == len(new) + is_open, "a special token in a text stays text"
+
+
+@given(NEXT, TURN, NEXT, st.data())
+def test_a_changed_history_is_refused(first, turn, new, data):
+    conversation = Conversation(TOKENIZERS["plain"], {})
+    conversation.add(tuple(first), TOOLS, turn, is_open=False)
+    history = [*first, turn, *new]
+    place = data.draw(st.integers(0, len(first)))
+    changed = data.draw(
+        st.sampled_from(
+            [
+                replace(history[place], content=history[place].content + "x"),
+                replace(history[place], role="system"),
+                replace(history[place], tool_call_id="call_9"),
+                replace(history[place], tool_calls=(*history[place].tool_calls, call("x"))),
+            ]
+        )
+    )
+    with pytest.raises(HistoryChanged, match=f"message {place} "):
+        conversation.following([*history[:place], changed, *history[place + 1 :]], TOOLS)
+    with pytest.raises(HistoryChanged, match="not those of the request before"):
+        conversation.following(history, [])
+    with pytest.raises(HistoryChanged, match="messages came after"):
+        conversation.following(history[: len(first) + 1], TOOLS)
+    with pytest.raises(HistoryChanged, match="that the policy has not written"):
+        conversation.following([*history, turn], TOOLS)
+
+
+def test_a_template_that_writes_a_turn_in_another_way_is_refused():
+    """It numbers the messages from behind."""
+    template = PLAIN.replace("{{ m.role }}: ", "{{ m.role }} {{ loop.revindex }}: ").replace(
+        "{{ m.content or '' }}", ""
+    )
+    conversation = Conversation(chat_tokenizer(template), {})
+    conversation.add((Message("user", "a"),), (), Message("assistant", "b"), is_open=False)
+    messages = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
+    with pytest.raises(EpisodeFailed, match="writes a turn in another way"):
+        conversation.following(messages, ())
+
+
+def test_the_templates_have_the_habits_that_are_tested():
+    """Rendered anew, the second request would not begin with the first and its turn."""
+    turn = Message("assistant", "<think>x</think>So", (call("a"),)).for_template()
+    asked, more = {"role": "user", "content": "?"}, {"role": "user", "content": "!"}
+    for template in (FORGETS_THOUGHTS, CALLS_ALONE):
+        tokenizer = chat_tokenizer(template)
+        before = tokenizer.apply_chat_template([asked], tokenize=False, add_generation_prompt=True)
+        again = tokenizer.apply_chat_template([asked, turn, more], tokenize=False)
+        assert not again.startswith(before + "<think>x</think>So")

@@ -1,0 +1,211 @@
+"""Episodes of agents, with the real openai client over HTTP, a scripted policy, and templates of several habits."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from cusearch_async.agents import episode as agent_episode
+from cusearch_async.agents.episode import AgentRunner
+from cusearch_async.config import EnvironmentConfig, EpisodeConfig
+from cusearch_async.errors import ConfigError, EngineDied, EpisodeFailed, RetrievalUnavailable, SearchRefused
+from cusearch_async.types import Question
+from tests.agents.templates import PLAIN, TEMPLATES, chat_tokenizer
+from tests.fakes import FakeSearch, ScriptedPolicy
+
+CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+QUESTION = Question(id="q", text="Where?", answers=("5",), category="x", environment="a")
+FOUND = {"Pinsk": ["Pinsk is in Belarus."], "Belarus": ["Its capital is Minsk.", "It has 5 parts."]}
+
+
+def hermes(text, tools):
+    calls = [json.loads(match) for match in CALL.findall(text)]
+    return CALL.sub("", text), [(call["name"], json.dumps(call["arguments"])) for call in calls]
+
+
+def calling(*queries: str, text: str = "") -> str:
+    calls = ({"name": "search", "arguments": {"query": query}} for query in queries)
+    return text + "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
+
+
+class Scene:
+    def __init__(self, turns, program="with_tools", template=PLAIN, found=FOUND, **settings) -> None:
+        self.tokenizer = chat_tokenizer(template)
+        end = self.tokenizer.eos_token
+        self.policy = ScriptedPolicy(self.tokenizer, [turn if turn.endswith("CUT") else turn + end for turn in turns])
+        self.search = FakeSearch(found)
+        own = {key: settings.pop(key) for key in ("tools", "timeout_s") if key in settings}
+        environment = EnvironmentConfig(name="agent", agent=f"tests.agents.programs:{program}", **own)
+        episode = EpisodeConfig(s_max=3, max_prompt_tokens=200, max_observation_tokens=200, max_turn_tokens=200)
+        environments = {"a": environment.make(self.search)}
+        self.runner = AgentRunner(
+            self.policy, environments, self.tokenizer, episode.model_copy(update=settings), seed=0
+        )
+
+    async def run(self, temperature: float | None = None):
+        return await self.runner.run(QUESTION, 3, 1, "w", temperature)
+
+    def text(self, trajectory) -> str:
+        return self.tokenizer.decode(trajectory.token_ids)
+
+
+@pytest.fixture(autouse=True)
+def parser(monkeypatch):
+    """vLLM's takes seconds to load; tests/system/test_agents.py has it."""
+    monkeypatch.setattr(agent_episode, "parser_of", lambda key, name, tokenizer: hermes)
+
+
+async def test_an_agent_with_a_tool_makes_a_trajectory_of_what_was_asked_and_sampled():
+    scene = Scene([calling("Pinsk"), calling("Belarus", text="Next. "), "5"])
+    trajectory = await scene.run()
+    end = scene.tokenizer.eos_token
+    assert scene.text(trajectory) == (
+        f"Tools: searchuser: Where?{end}\nassistant: "
+        f"{calling('Pinsk')}{end}\ntool: Pinsk is in Belarus.{end}\nassistant: "
+        f"Next. {calling('Belarus')}{end}\ntool: Its capital is Minsk.\nIt has 5 parts.{end}\nassistant: 5{end}"
+    )
+    assert (trajectory.depth, trajectory.turns, trajectory.reward, trajectory.em) == (2, 3, 1.0, 1.0)
+    assert (trajectory.prediction, trajectory.format_valid, trajectory.environment) == ("5", True, "a")
+    assert trajectory.retrieval_tokens == sum(len(turn) for turn in scene.policy._turns[:2])
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+async def test_every_sampled_token_is_the_policys_and_the_next_turn_is_asked_behind_it(template):
+    """Whatever the client and the template make of it: the JSON is written with other spaces than the policy's."""
+    turns = ['<think>hm</think>So: <tool_call>{"name":"search","arguments":{"query":"Pinsk"}}</tool_call>', "5"]
+    scene = Scene(turns, template=TEMPLATES[template])
+    trajectory = await scene.run()
+    sampled = trajectory.token_ids[trajectory.sampled]
+    assert sampled.tolist() == [token for turn in scene.policy._turns for token in turn]
+    first, second = scene.policy.requests
+    assert second.prompt[: len(first.prompt) + len(scene.policy._turns[0])] == first.prompt + scene.policy._turns[0]
+    assert trajectory.token_ids.tolist() == second.prompt + scene.policy._turns[1]
+    np.testing.assert_array_equal(trajectory.logprobs, -(np.arange(len(sampled), dtype=np.float32) + 1) / 8)
+
+
+async def test_without_tools_an_answered_turn_counts():
+    scene = Scene(["search: Pinsk", "5"], "in_words")
+    trajectory = await scene.run()
+    assert (trajectory.depth, trajectory.reward) == (1, 1.0)
+
+
+async def test_only_results_of_the_named_tools_count():
+    trajectory = await Scene([calling("Pinsk"), "5"], tools=("calculate",)).run()
+    assert (trajectory.depth, trajectory.retrieval_tokens) == (0, 0)
+
+
+async def test_two_calls_at_once_are_one_turn_of_depth():
+    trajectory = await Scene([calling("Pinsk", "Belarus"), "5"]).run()
+    assert (trajectory.depth, trajectory.turns) == (1, 2)
+
+
+async def test_a_streaming_client_gets_the_same():
+    trajectory = await Scene(["5"], "streaming").run()
+    assert (trajectory.reward, trajectory.depth) == (1.0, 0)
+
+
+async def test_a_request_that_is_sent_again_gets_the_same_turn():
+    scene = Scene(["5"], "asks_twice")
+    trajectory = await scene.run()
+    assert (len(scene.policy.requests), trajectory.turns) == (1, 1)
+
+
+async def test_a_reward_of_the_agents_own():
+    trajectory = await Scene([calling("Pinsk"), "x"], "rewards_itself").run()
+    assert (trajectory.reward, trajectory.em, trajectory.prediction) == (0.25, 0, None)
+
+
+async def test_a_special_token_in_a_result_stays_text():
+    scene = Scene([calling("Pinsk"), "5"], found={"Pinsk": ["a <|endoftext|> b"]})
+    trajectory = await scene.run()
+    given = trajectory.token_ids[~trajectory.sampled]
+    assert (given == scene.tokenizer.eos_token_id).sum() == 2, "the ends of the question and of the result"
+    assert "a <|endoftext|> b" in scene.text(trajectory)
+
+
+async def test_a_turn_that_was_cut_is_ended_for_the_policy():
+    scene = Scene(["search: PinskCUT", "5"], "in_words", found={"PinskCUT": ["x"]})
+    trajectory = await scene.run()
+    assert f"PinskCUT{scene.tokenizer.eos_token}\nuser: x" in scene.text(trajectory)
+    given = scene.tokenizer.decode(trajectory.token_ids[~trajectory.sampled])
+    assert given.startswith(f"user: Where?{scene.tokenizer.eos_token}\nassistant: {scene.tokenizer.eos_token}\nuser: x")
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("fails", r"the agent tests.agents.programs:fails failed: KeyError: .no such thing"),
+        ("asks_nothing", r"ended without asking the policy"),
+        (
+            "rewrites_history",
+            r"failed: BadRequestError: .*; it was refused: message 1 \(assistant\) is not what it was",
+        ),
+        ("changes_temperature", r"refused: temperature must be the run's, 1 \(episode.temperature\), got 0.123"),
+    ],
+)
+async def test_a_failure_is_named(program, message):
+    with pytest.raises(EpisodeFailed, match=message):
+        await Scene(["a", "b"], program).run()
+
+
+async def test_an_agent_that_hangs_fails_its_episode():
+    with pytest.raises(EpisodeFailed, match=r"took longer than timeout_s \(0.05 s\)"):
+        await Scene(["a"], "hangs", timeout_s=0.05).run()
+
+
+@pytest.mark.parametrize("error", [RetrievalUnavailable("down"), SearchRefused("no")])
+@pytest.mark.parametrize("program", ["with_tools", "forgives"])
+async def test_a_retriever_that_fails_keeps_its_name_whatever_the_agent_makes_of_it(program, error):
+    with pytest.raises(type(error), match=str(error)):
+        await Scene([calling("Pinsk"), "5"], program, found={"Pinsk": error}).run()
+
+
+@pytest.mark.parametrize("program", ["with_tools", "forgives"])
+async def test_an_engine_that_dies_keeps_its_name(program, monkeypatch):
+    scene = Scene(["5"], program)
+
+    async def dies(*_):
+        raise EngineDied("out of memory")
+
+    monkeypatch.setattr(scene.policy, "generate", dies)
+    with pytest.raises(EngineDied, match="out of memory"):
+        await scene.run()
+
+
+@pytest.mark.parametrize("program", ["with_tools", "forgives"])
+async def test_an_episode_ends_after_its_turns_without_an_answer(program):
+    scene = Scene([calling("Pinsk")] * 5, program, s_max=2)
+    trajectory = await scene.run()
+    assert (trajectory.turns, trajectory.depth, trajectory.reward, trajectory.format_valid) == (3, 2, 0.0, False)
+    assert trajectory.sampled[-1], "nothing after the last turn"
+
+
+async def test_a_result_that_is_too_long_ends_the_episode_without_an_answer():
+    trajectory = await Scene([calling("Pinsk")], found={"Pinsk": ["long " * 300]}).run()
+    assert (trajectory.turns, trajectory.depth, trajectory.reward) == (1, 0, 0.0)
+
+
+async def test_greedy_episodes_have_no_seed_and_others_one_of_each_turn():
+    greedy, sampled = Scene([calling("Pinsk"), "5"]), Scene([calling("Pinsk"), "5"])
+    await greedy.run(temperature=0.0)
+    await sampled.run()
+    assert [request.seed for request in greedy.policy.requests] == [None, None]
+    assert len({request.seed for request in sampled.policy.requests} - {None}) == 2
+
+
+def test_a_model_without_a_chat_template_and_a_program_that_is_not_async_are_refused():
+    with pytest.raises(ConfigError, match="needs a chat model"):
+        Scene(["5"], template="")
+    with pytest.raises(ConfigError, match=r"tests.agents.programs:not_async' must be an async function"):
+        Scene(["5"], "not_async")
+    with pytest.raises(ConfigError, match="needs its setting agent"):
+        EnvironmentConfig(name="agent").make(FakeSearch({}))
+
+
+async def test_a_template_that_shows_no_tools_is_refused():
+    scene = Scene(["5"], template=PLAIN.replace("{% if tools %}", "{% if false %}"))
+    with pytest.raises(EpisodeFailed, match="does not show tools to the policy"):
+        await scene.run()

@@ -1,0 +1,168 @@
+"""Clients that misbehave: each gets an error in the API's own form, and no other session is harmed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+
+from cusearch_async.agents.chat import ChatReply, read_request
+from cusearch_async.agents.conversation import Message
+from cusearch_async.agents.gateway import Gateway
+from cusearch_async.config import EpisodeConfig
+
+SETTINGS = EpisodeConfig()
+HELLO = {"messages": [{"role": "user", "content": "Hello?"}]}
+
+
+def reply_to(text: str) -> ChatReply:
+    return ChatReply("chatcmpl-0", Message("assistant", text), "stop", 3, 1)
+
+
+async def echo(request):
+    return reply_to(request.messages[-1].content)
+
+
+async def post(url: str, body, key: str) -> tuple[int, dict]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    async with aiohttp.request("POST", f"{url}/chat/completions", data=data, headers=headers) as response:
+        return response.status, await response.json()
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        (b"{", None, "not JSON"),
+        (b"\xff\xfe", None, "not JSON"),
+        (b"[" * 100_000, None, "not JSON"),
+        ([], None, "must be a JSON object"),
+        ({}, "messages", "a list with a message"),
+        ({"messages": []}, "messages", "a list with a message"),
+        ({"messages": [3]}, "messages[0]", "with a role"),
+        ({"messages": [{"role": "king", "content": ""}]}, "messages[0]", "one of system, developer, user"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+            "of the type text",
+        ),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "unpaired surrogate"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls", "tool calls"),
+        (HELLO | {"temperature": 0.5}, "temperature", "must be the run's, 1 (episode.temperature), got 0.5"),
+        (HELLO | {"top_p": 0.9}, "top_p", "must be 1, got 0.9"),
+        (HELLO | {"n": 2}, "n", "must be 1, got 2"),
+        (HELLO | {"n": True}, "n", "must be 1, got true"),
+        (HELLO | {"logprobs": True}, "logprobs", "must be false, got true"),
+        (HELLO | {"logit_bias": {"3": 1}}, "logit_bias", "not supported"),
+        (HELLO | {"seed": 3}, "seed", "not supported"),
+        (HELLO | {"response_format": {"type": "json_object"}}, "response_format", 'must be {"type": "text"}'),
+        (HELLO | {"tool_choice": "required"}, "tool_choice", 'must be "auto" or "none", got "required"'),
+        (HELLO | {"tools": [{"type": "web_search"}]}, "tools", "must be a list of"),
+        (HELLO | {"max_tokens": 0}, "max_completion_tokens", "a positive number"),
+        (HELLO | {"stop": [3]}, "stop", "a text or a list of texts"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_name(body, field, message):
+    async with Gateway(SETTINGS).session(echo) as (session, url, key):
+        status, answer = await post(url, body, key)
+        assert (status, answer["error"]["param"], answer["error"]["type"]) == (400, field, "invalid_request_error")
+        assert message in answer["error"]["message"]
+        assert session.refusals == [answer["error"]["message"]]
+        assert (await post(url, HELLO, key))[1]["choices"][0]["message"]["content"] == "Hello?", "it goes on"
+
+
+def test_fields_without_effect_and_those_that_say_what_is_so_are_taken():
+    body = HELLO | {"model": "x", "user": "me", "temperature": 1, "n": 1, "tool_choice": None, "top_p": 1.0}
+    request = read_request(body | {"max_completion_tokens": 5, "stop": "END", "stream": True}, SETTINGS)
+    assert (request.max_tokens, request.stops, request.streams, request.tools) == (5, ("END",), True, ())
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo?"}]
+    assert read_request({"messages": [{"role": "user", "content": parts}]}, SETTINGS).messages == request.messages
+
+
+async def test_a_session_is_reached_with_its_own_key_only_and_not_after_its_end():
+    gateway = Gateway(SETTINGS)
+    async with gateway.session(echo) as (_, url, key):
+        async with gateway.session(echo) as (_, other_url, other_key):
+            assert (await post(url, HELLO, other_key))[0] == 401
+            assert (await post(url, HELLO, ""))[0] == 401
+            assert (await post(other_url, HELLO, other_key))[0] == 200
+        assert (await post(other_url, HELLO, other_key))[0] == 404
+        assert (await post(url.replace(key, "x"), HELLO, key))[0] == 404
+        assert (await post(url, HELLO, key))[0] == 200
+    with pytest.raises(aiohttp.ClientConnectorError):
+        await post(url, HELLO, key)
+
+
+async def test_two_different_requests_at_once_are_refused_and_two_equal_ones_are_one():
+    begun, go, asked = asyncio.Event(), asyncio.Event(), []
+
+    async def slow(request):
+        asked.append(request)
+        begun.set()
+        await go.wait()
+        return reply_to("done")
+
+    async with Gateway(SETTINGS).session(slow) as (_, url, key):
+        one = asyncio.ensure_future(post(url, HELLO, key))
+        await begun.wait()
+        again = asyncio.ensure_future(post(url, HELLO, key))
+        status, refused = await post(url, {"messages": [{"role": "user", "content": "Other"}]}, key)
+        assert (status, "one after the other" in refused["error"]["message"]) == (409, True)
+        go.set()
+        assert (await one)[1] == (await again)[1]
+        assert len(asked) == 1
+
+
+async def test_a_turn_is_sampled_to_its_end_though_the_client_has_gone():
+    begun, go, ended = asyncio.Event(), asyncio.Event(), []
+
+    async def slow(request):
+        begun.set()
+        await go.wait()
+        ended.append(request)
+        return reply_to("done")
+
+    async with Gateway(SETTINGS).session(slow) as (_, url, key):
+        asking = asyncio.ensure_future(post(url, HELLO, key))
+        await begun.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        go.set()
+        assert (await post(url, HELLO, key))[1]["choices"][0]["message"]["content"] == "done"
+        assert len(ended) == 1
+
+
+async def test_the_end_of_a_session_ends_its_turn():
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def slow(request):
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    gateway = Gateway(SETTINGS)
+    async with gateway.session(echo), gateway.session(slow) as (_, url, key):
+        asking = asyncio.ensure_future(post(url, HELLO, key))
+        await begun.wait()
+        closing = asyncio.ensure_future(gateway._sessions[key].end())
+        status, answer = await asking
+        await closing
+    assert cancelled.is_set()
+    assert (status, answer["error"]["code"]) == (409, "session_ended")
+
+
+async def test_it_listens_on_loopback_while_a_session_is_open():
+    gateway = Gateway(SETTINGS)
+    for _ in range(2):
+        async with gateway.session(echo) as (_, url, key):
+            assert url.startswith("http://127.0.0.1:")
+            headers = {"Authorization": f"Bearer {key}"}
+            async with aiohttp.request("GET", f"{url}/models", headers=headers) as response:
+                assert [model["id"] for model in (await response.json())["data"]] == ["policy"]
+    assert gateway._runner is None

@@ -1,0 +1,81 @@
+"""An agent that uses the openai client as it is, trained through the whole loop; tool calls read by vLLM's parsers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cusearch_async.agents.parsing import parser_of
+from cusearch_async.config import STARTER
+from cusearch_async.errors import ConfigError
+from tests.agents.templates import chat_tokenizer
+from tests.conftest import wait_until
+from tests.system.conftest import Run, finish
+
+pytestmark = pytest.mark.system
+
+TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}]
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "agent.jinja"
+
+
+def chat_starter(folder: Path) -> Path:
+    shutil.copytree(STARTER, folder)
+    shutil.copy(EXAMPLE, folder / "chat_template.jinja")
+    return folder
+
+
+def test_an_agents_episodes_are_token_exact_on_policy(run: Run, tmp_path: Path):
+    """With max_staleness = 0 the engine computes what the learner computes, also after weights came back: no token was
+    made again from text."""
+    run.overrides |= {"model.path": chat_starter(tmp_path / "model"), "model.dtype": "float32", "pool.max_staleness": 0}
+    run.overrides |= {"environment.search.name": "agent", "environment.search.agent": "docs.examples.agent:answer"}
+    status, output = finish(run.cusearch("launch", run__steps=2))
+    assert status == 0, output
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == [0, 1]
+    for row in rows:
+        assert row["train/tokens"] > 0
+        assert row["off_policy/logprob_difference_max"] < 1e-3
+        assert row["depth/mean"] > 0.5, "its searches are counted"
+        assert row["buffer/failed_rollouts"] == 0
+    assert rows[0]["train/grad_norm"] > 0
+    assert "loaded weights v000001-e1" in run.log("rollout-0")
+    assert run.processes() == []
+
+
+@pytest.mark.slow
+def test_an_agent_that_fails_is_named_by_the_worker(run: Run, tmp_path: Path):
+    run.overrides |= {"model.path": chat_starter(tmp_path / "model")}
+    run.overrides |= {"environment.search.name": "agent", "environment.search.agent": "tests.agents.programs:fails"}
+    run.cusearch("redis")
+    run.worker("retriever")
+    run.worker("learner", run__steps=1)
+    log = Path(run.worker("rollout").log)
+    wait_until(
+        lambda: "the agent tests.agents.programs:fails failed: KeyError: 'no such thing'" in log.read_text(), 150
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content"),
+    [
+        ("hermes", 'So.<tool_call>\n{"name": "search", "arguments": {"query": "Pé"}}\n</tool_call>', "So."),
+        ("pythonic", '[search(query="Pé")]', ""),
+    ],
+)
+def test_vllms_parsers_read_the_policys_calls(name: str, text: str, content: str):
+    parse = parser_of("environment.x.parser", name, chat_tokenizer())
+    said, calls = parse(text, TOOLS)
+    assert said.strip() == content
+    assert [(called, json.loads(arguments)) for called, arguments in calls] == [("search", {"query": "Pé"})]
+    assert parse("Just words.", TOOLS) == ("Just words.", [])
+
+
+def test_a_parser_that_vllm_does_not_have_or_that_is_of_another_model_is_refused():
+    with pytest.raises(ConfigError, match=r"environment.x.parser: vLLM's 'llama3_json' is not for this model: .*token"):
+        parser_of("environment.x.parser", "llama3_json", chat_tokenizer())
+    with pytest.raises(ConfigError, match=r"environment.x.parser: vLLM has no tool parser 'mine'; it has .*hermes"):
+        parser_of("environment.x.parser", "mine", chat_tokenizer())
