@@ -15,7 +15,7 @@ from cusearch_async.agents.gateway import MODEL, Gateway, Session
 from cusearch_async.agents.parsing import Parsed, Parser, parser_of
 from cusearch_async.config import EpisodeConfig
 from cusearch_async.environments import AgentEnvironment, Environment, Episode
-from cusearch_async.environments.agent import Task
+from cusearch_async.environments.task import Task
 from cusearch_async.errors import CusearchError, EpisodeFailed, RetrievalError, first_line
 from cusearch_async.rollout import prompting
 from cusearch_async.rollout.episode import EpisodeRunner, Policy, Tape
@@ -57,8 +57,16 @@ class AgentRunner(EpisodeRunner):
         episode = Episode(question=question, ticket=ticket, rollout=rollout, segments=tape.segments)
         temperature = self.settings.temperature if temperature is None else temperature
         turns = _Turns(self, environment, episode, tape, self._new_conversation(), temperature)
-        async with self._gateway.session(turns.answer) as (session, url, key):
-            task = Task(question.text, question.id, url, key, MODEL, turns.search)
+        async with self._gateway.session(turns.answer, turns.search) as (session, url, key):
+            task = Task(
+                question=question.text,
+                question_id=question.id,
+                base_url=f"{url}/v1",
+                api_key=key,
+                model=MODEL,
+                search=turns.search,
+                search_url=f"{url}/search",
+            )
             episode.memory = await self._result(environment, task, session, turns)
         if not tape.logprobs:
             raise EpisodeFailed(f"{environment.name} ended without asking the policy")

@@ -25,11 +25,13 @@ MAX_BODY_BYTES = 16 << 20
 
 Answer = Callable[[ChatRequest], Awaitable[ChatReply]]
 """Samples the policy's turn. Raises: Refused; EpisodeFailed and its like."""
+Search = Callable[[str], Awaitable[list[str]]]
 
 
 @dataclass(slots=True)
 class Session:
     answer: Answer
+    search: Search
     last: tuple[ChatRequest, asyncio.Future[ChatReply]] | None = None
     """The newest request, and its turn, which may still be sampled."""
     refusals: list[str] = field(default_factory=list)
@@ -69,15 +71,15 @@ class Gateway:
         self._opening = asyncio.Lock()
 
     @asynccontextmanager
-    async def session(self, answer: Answer) -> AsyncIterator[tuple[Session, str, str]]:
-        """A session, its base URL and its key."""
-        key, session = secrets.token_urlsafe(24), Session(answer)
+    async def session(self, answer: Answer, search: Search) -> AsyncIterator[tuple[Session, str, str]]:
+        """A session, its address and its key."""
+        key, session = secrets.token_urlsafe(24), Session(answer, search)
         async with self._opening:
             self._sessions[key] = session
             if self._runner is None:
                 await self._listen()
         try:
-            yield session, f"{self._url}/sessions/{key}/v1", key
+            yield session, f"{self._url}/sessions/{key}", key
         finally:
             del self._sessions[key]
             await session.end()
@@ -90,6 +92,7 @@ class Gateway:
         application = web.Application(client_max_size=MAX_BODY_BYTES)
         application.router.add_post("/sessions/{key}/v1/chat/completions", self._complete)
         application.router.add_get("/sessions/{key}/v1/models", self._models)
+        application.router.add_post("/sessions/{key}/search", self._search)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, LOOPBACK[0], 0)
@@ -103,6 +106,19 @@ class Gateway:
             return web.json_response(error.body, status=error.status)
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "cusearch"}
         return web.json_response({"object": "list", "data": [model]})
+
+    async def _search(self, request: web.Request) -> web.Response:
+        session = None
+        try:
+            session, body = self._session_of(request), await _json(request)
+            query = body.get("query") if isinstance(body, dict) else None
+            if not isinstance(query, str):
+                raise Refused("query must be a text", "query")
+            return web.json_response({"documents": await session.search(query)})
+        except Refused as error:
+            return _refusal(session, error)
+        except CusearchError as error:
+            return _refusal(session, Refused(str(error), code=type(error).__name__, status=502))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         session = None

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
 
 from cusearch_async.algorithm.answers import Metric, exact_match, f1_score
 from cusearch_async.environments.base import Environment, EnvironmentSettings, Episode, Reward, Score, Search
+from cusearch_async.environments.program import run_program
+from cusearch_async.environments.task import Task
 from cusearch_async.environments.templates import PLACE, Template
 from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function
 
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What an agent is given: a question, and where to ask the policy."""
-
-    question: str
-    question_id: str
-    base_url: str
-    """Of the Chat Completions API, for this episode alone."""
-    api_key: str
-    model: str
-    search: Callable[[str], Awaitable[list[str]]]
-    """The run's retriever: contents of the documents that it finds, best first."""
-
-
 Agent = Callable[[Task], Awaitable[str | float | None]]
-"""Returns its answer, or a reward of its own; None when it has no answer. What it raises fails the episode."""
+"""Returns its answer, or a reward; None when it has no answer. What it raises fails the episode."""
 
 
 class AgentSettings(EnvironmentSettings):
     agent: str = ""
-    """agent: your program, an async function (`package.module:function`) that gets an `environments.agent.Task`."""
+    """agent: your program, an async function (`package.module:function`) that gets an
+    `environments.task.Task`."""
+    command: tuple[str, ...] = ()
+    """agent: instead, a program and its arguments, started for every episode. The last line that it writes is its
+    answer."""
     tools: tuple[str, ...] = ()
     """agent: tools whose results count in the depth; empty: all."""
     parser: str = "hermes"
@@ -56,16 +47,20 @@ class AgentEnvironment(Environment):
     uses_retriever = True
 
     def __init__(self, settings: Any, template: Template, search: Search, reward: Reward | None = None) -> None:
-        """Raises: ConfigError when settings.agent is no async function."""
+        """Raises: ConfigError when there is no agent, or it is no async function."""
         super().__init__(settings, Template(PLACE, notice=""), search, reward)  # the program writes the prompt
-        self.name = f"the agent {self.settings.agent}"
-        if not self.settings.agent:
+        function, command = self.settings.agent, self.settings.command
+        if bool(function) == bool(command):
             raise ConfigError(
-                "an environment named agent needs its setting agent, your program (package.module:function)"
+                "the environment agent needs one of its settings agent, your function (package.module:function), and "
+                f"command, your program; got {function!r} and {list(command)}"
             )
-        self.agent: Agent = load_function("environment.LABEL.agent", self.settings.agent)
-        if not inspect.iscoroutinefunction(self.agent):
-            raise ConfigError(f"environment.LABEL.agent: {self.settings.agent!r} must be an async function")
+        self.name = f"the agent {function or command[0]}"
+        self.agent: Agent = functools.partial(run_program, command)
+        if function:
+            self.agent = load_function("environment.LABEL.agent", function)
+            if not inspect.iscoroutinefunction(self.agent):
+                raise ConfigError(f"environment.LABEL.agent: {function!r} must be an async function")
 
     async def score(self, episode: Episode) -> Score:
         """Of what the agent returned (`episode.memory`): an answer's reward is its F1. A number is the reward, and

@@ -8,7 +8,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from cusearch_async.environments.agent import Task
+from cusearch_async.environments.task import Task
 
 ANYWHERE = AsyncOpenAI(base_url="http://localhost", api_key="of the episode")
 """One for all episodes, so that they share its connections."""

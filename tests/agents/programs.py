@@ -7,7 +7,7 @@ import json
 
 from openai import AsyncOpenAI
 
-from cusearch_async.environments.agent import Task
+from cusearch_async.environments.task import Task
 
 SEARCH = {
     "type": "function",

@@ -201,7 +201,7 @@ def test_a_model_without_a_chat_template_and_a_program_that_is_not_async_are_ref
         Scene(["5"], template="")
     with pytest.raises(ConfigError, match=r"tests.agents.programs:not_async' must be an async function"):
         Scene(["5"], "not_async")
-    with pytest.raises(ConfigError, match="needs its setting agent"):
+    with pytest.raises(ConfigError, match="needs one of its settings agent"):
         EnvironmentConfig(name="agent").make(FakeSearch({}))
 
 

@@ -12,6 +12,7 @@ from cusearch_async.agents.chat import ChatReply, read_request
 from cusearch_async.agents.conversation import Message
 from cusearch_async.agents.gateway import Gateway
 from cusearch_async.config import EpisodeConfig
+from cusearch_async.errors import RetrievalUnavailable
 
 SETTINGS = EpisodeConfig()
 HELLO = {"messages": [{"role": "user", "content": "Hello?"}]}
@@ -25,10 +26,16 @@ async def echo(request):
     return reply_to(request.messages[-1].content)
 
 
+async def find(query):
+    if query == "down":
+        raise RetrievalUnavailable("the retriever is down")
+    return [query, "é"]
+
+
 async def post(url: str, body, key: str) -> tuple[int, dict]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    async with aiohttp.request("POST", f"{url}/chat/completions", data=data, headers=headers) as response:
+    async with aiohttp.request("POST", f"{url}/v1/chat/completions", data=data, headers=headers) as response:
         return response.status, await response.json()
 
 
@@ -66,7 +73,7 @@ async def post(url: str, body, key: str) -> tuple[int, dict]:
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_by_name(body, field, message):
-    async with Gateway(SETTINGS).session(echo) as (session, url, key):
+    async with Gateway(SETTINGS).session(echo, find) as (session, url, key):
         status, answer = await post(url, body, key)
         assert (status, answer["error"]["param"], answer["error"]["type"]) == (400, field, "invalid_request_error")
         assert message in answer["error"]["message"]
@@ -84,8 +91,8 @@ def test_fields_without_effect_and_those_that_say_what_is_so_are_taken():
 
 async def test_a_session_is_reached_with_its_own_key_only_and_not_after_its_end():
     gateway = Gateway(SETTINGS)
-    async with gateway.session(echo) as (_, url, key):
-        async with gateway.session(echo) as (_, other_url, other_key):
+    async with gateway.session(echo, find) as (_, url, key):
+        async with gateway.session(echo, find) as (_, other_url, other_key):
             assert (await post(url, HELLO, other_key))[0] == 401
             assert (await post(url, HELLO, ""))[0] == 401
             assert (await post(other_url, HELLO, other_key))[0] == 200
@@ -105,7 +112,7 @@ async def test_two_different_requests_at_once_are_refused_and_two_equal_ones_are
         await go.wait()
         return reply_to("done")
 
-    async with Gateway(SETTINGS).session(slow) as (_, url, key):
+    async with Gateway(SETTINGS).session(slow, find) as (_, url, key):
         one = asyncio.ensure_future(post(url, HELLO, key))
         await begun.wait()
         again = asyncio.ensure_future(post(url, HELLO, key))
@@ -125,7 +132,7 @@ async def test_a_turn_is_sampled_to_its_end_though_the_client_has_gone():
         ended.append(request)
         return reply_to("done")
 
-    async with Gateway(SETTINGS).session(slow) as (_, url, key):
+    async with Gateway(SETTINGS).session(slow, find) as (_, url, key):
         asking = asyncio.ensure_future(post(url, HELLO, key))
         await begun.wait()
         asking.cancel()
@@ -147,7 +154,7 @@ async def test_the_end_of_a_session_ends_its_turn():
             raise
 
     gateway = Gateway(SETTINGS)
-    async with gateway.session(echo), gateway.session(slow) as (_, url, key):
+    async with gateway.session(echo, find), gateway.session(slow, find) as (_, url, key):
         asking = asyncio.ensure_future(post(url, HELLO, key))
         await begun.wait()
         closing = asyncio.ensure_future(gateway._sessions[key].end())
@@ -160,9 +167,29 @@ async def test_the_end_of_a_session_ends_its_turn():
 async def test_it_listens_on_loopback_while_a_session_is_open():
     gateway = Gateway(SETTINGS)
     for _ in range(2):
-        async with gateway.session(echo) as (_, url, key):
+        async with gateway.session(echo, find) as (_, url, key):
             assert url.startswith("http://127.0.0.1:")
             headers = {"Authorization": f"Bearer {key}"}
-            async with aiohttp.request("GET", f"{url}/models", headers=headers) as response:
+            async with aiohttp.request("GET", f"{url}/v1/models", headers=headers) as response:
                 assert [model["id"] for model in (await response.json())["data"]] == ["policy"]
     assert gateway._runner is None
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "answer"),
+    [
+        ({"query": "Pinsk"}, 200, ["Pinsk", "é"]),
+        ({"query": 3}, 400, "query must be a text"),
+        ([], 400, "query must be a text"),
+        ({"query": "down"}, 502, "the retriever is down"),
+    ],
+)
+async def test_searches_go_through_it_too(body, status, answer):
+    async with Gateway(SETTINGS).session(echo, find) as (_, url, key):
+        headers = {"Authorization": f"Bearer {key}"}
+        async with aiohttp.request("POST", f"{url}/search", json=body, headers=headers) as response:
+            found = await response.json()
+            assert response.status == status
+            assert answer == (found["documents"] if status == 200 else found["error"]["message"])
+        async with aiohttp.request("POST", f"{url}/search", json=body) as response:
+            assert response.status == 401

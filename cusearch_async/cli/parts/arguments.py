@@ -27,6 +27,8 @@ CODE = (
     "run.trackers",
 )
 """Settings that may be package.module:Name."""
+PROGRAMS = "environment.LABEL.command"
+"""A setting that is a command line."""
 
 
 def add_config(parser: argparse.ArgumentParser, without: str = "", default: str = "", looks: bool = True) -> None:
@@ -90,12 +92,15 @@ def refuse_untrusted(arguments: argparse.Namespace) -> None:
 
 
 def code_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, package.module:Name) of all code that a config names; `settings` as read from TOML."""
-    patterns = [re.escape(setting).replace("LABEL", ".+") for setting in CODE]
+    """(key, package.module:Name) of all code that a config names, and (key, command line) of its programs; `settings`
+    as read from TOML."""
+    code, programs = ([re.escape(setting).replace("LABEL", ".+") for setting in some] for some in (CODE, [PROGRAMS]))
     for key, value in flat(settings):
-        if any(re.fullmatch(pattern, key, re.DOTALL) for pattern in patterns):
-            names = value if isinstance(value, list) else [value]
+        names = value if isinstance(value, list) else [value]
+        if any(re.fullmatch(pattern, key, re.DOTALL) for pattern in code):
             yield from ((key, name) for name in names if isinstance(name, str) and ":" in name)
+        if value and any(re.fullmatch(pattern, key, re.DOTALL) for pattern in programs):
+            yield key, " ".join(map(str, names))
 
 
 def _configs(arguments: argparse.Namespace) -> Iterator[Path]:

@@ -1,0 +1,22 @@
+"""What an agent is given."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A question, and where to ask the policy."""
+
+    question: str
+    question_id: str
+    base_url: str
+    """Of the Chat Completions API, for this episode alone."""
+    api_key: str
+    model: str
+    search: Callable[[str], Awaitable[list[str]]]
+    """The run's retriever: contents of the documents that it finds, best first."""
+    search_url: str
+    """The same over HTTP: POST {"query": …} with the key gives {"documents": […]}."""

@@ -1,0 +1,86 @@
+"""Agents that are processes: what they are given, what they say, and that none outlives its episode."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cusearch_async.agents.episode import AgentRunner
+from cusearch_async.config import EnvironmentConfig, EpisodeConfig
+from cusearch_async.errors import ConfigError, EpisodeFailed
+from tests.agents.templates import chat_tokenizer
+from tests.agents.test_episodes import FOUND, QUESTION, parser  # noqa: F401  (a fixture)
+from tests.conftest import SLOW
+from tests.fakes import FakeSearch, ScriptedPolicy
+
+PROGRAM = str(Path(__file__).with_name("program.py"))
+
+
+def runner_of(how: str, *more: str, turns=("search: Pinsk", "5"), **own) -> AgentRunner:
+    tokenizer = chat_tokenizer()
+    policy = ScriptedPolicy(tokenizer, [turn + tokenizer.eos_token for turn in turns])
+    command = (sys.executable, PROGRAM, how, *more)
+    environment = EnvironmentConfig(name="agent", **({"command": command} | own)).make(FakeSearch(FOUND))
+    return AgentRunner(policy, {"a": environment}, tokenizer, EpisodeConfig(), seed=0)
+
+
+async def episode(runner: AgentRunner):
+    return await runner.run(QUESTION, 3, 1, "w")
+
+
+@pytest.mark.parametrize("how", ["answers", "chatty"])
+async def test_a_program_searches_and_its_last_line_is_its_answer(how, monkeypatch):
+    monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "of the run")
+    trajectory = await episode(runner_of(how))
+    assert (trajectory.prediction, trajectory.reward, trajectory.depth, trajectory.turns) == ("5", 1.0, 1, 2)
+    assert "Pinsk is in Belarus." in chat_tokenizer().decode(trajectory.token_ids)
+
+
+async def test_a_program_that_writes_no_answer_gives_none():
+    trajectory = await episode(runner_of("silent"))
+    assert (trajectory.prediction, trajectory.reward) == ("thinking …", 0.0), "the last line that is not empty"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ((sys.executable, PROGRAM, "fails"), r"ended with status 1: there is no key for that"),
+        ((sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"), r"ended with status -9: it wrote no error"),
+        (("/nowhere/program",), r"/nowhere/program cannot be started: No such file"),
+    ],
+)
+async def test_a_program_that_fails_says_why(command, message):
+    with pytest.raises(EpisodeFailed, match=message):
+        await episode(runner_of("", command=command))
+
+
+async def test_no_program_outlives_its_episode(tmp_path):
+    """Ended by its time, and by the worker's end."""
+    said = tmp_path / "pid"
+
+    async def begun() -> int:
+        while not said.exists() or not said.read_text().strip():
+            await asyncio.sleep(0.01)
+        return int(said.read_text())
+
+    with pytest.raises(EpisodeFailed, match=r"took longer than timeout_s"):
+        await episode(runner_of("hangs", str(said), timeout_s=5))
+    assert not psutil.pid_exists(await begun())
+    said.unlink()
+    running = asyncio.ensure_future(episode(runner_of("hangs", str(said))))
+    async with asyncio.timeout(30 * SLOW):
+        process = await begun()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert not psutil.pid_exists(process)
+
+
+@pytest.mark.parametrize("own", [{"command": ()}, {"agent": "tests.agents.programs:with_tools"}])
+def test_an_agent_is_a_function_or_a_program(own):
+    with pytest.raises(ConfigError, match=r"needs one of its settings agent, .* and command"):
+        runner_of("x", **own)
