@@ -77,13 +77,13 @@ class AgentRunner(EpisodeRunner):
         self, environment: AgentEnvironment, task: Task, session: Session, turns: _Turns
     ) -> str | float | None:
         """What the agent returned. None after a limit of the episode, whatever it does about that."""
-        limit_s, failed = environment.settings.timeout_s, None
+        limit_s, failed = self.settings.timeout_s, None
         result: Any = None
         try:
             async with asyncio.timeout(limit_s):
                 result = await environment.agent(task)
         except TimeoutError as error:
-            failed = EpisodeFailed(f"{environment.name} took longer than timeout_s ({limit_s:g} s)")
+            failed = EpisodeFailed(f"{environment.name} took longer than episode.timeout_s ({limit_s:g} s)")
             failed.__cause__ = error
         except Exception as error:  # a user's program may raise anything
             because = f"; it was refused: {session.refusals[-1]}" if session.refusals else ""

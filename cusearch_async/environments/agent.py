@@ -7,8 +7,6 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from pydantic import Field
-
 from cusearch_async.algorithm.answers import Metric, exact_match, f1_score
 from cusearch_async.environments.base import Environment, EnvironmentSettings, Episode, Reward, Score, Search
 from cusearch_async.environments.program import run_program
@@ -32,8 +30,6 @@ class AgentSettings(EnvironmentSettings):
     """agent: tools whose results count in the depth; empty: all."""
     parser: str = "hermes"
     """agent: how the policy writes tool calls, by the name of vLLM's parser: hermes, llama3_json, mistral, …"""
-    timeout_s: float = Field(600.0, gt=0)
-    """agent: longest time of an episode; it then fails."""
     metric: Metric = "squad"
     """agent: how answers are compared, as in the environment search."""
 

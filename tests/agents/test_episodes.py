@@ -37,7 +37,7 @@ class Scene:
         end = self.tokenizer.eos_token
         self.policy = ScriptedPolicy(self.tokenizer, [turn if turn.endswith("CUT") else turn + end for turn in turns])
         self.search = FakeSearch(found)
-        own = {key: settings.pop(key) for key in ("tools", "timeout_s") if key in settings}
+        own = {key: settings.pop(key) for key in ("tools",) if key in settings}
         environment = EnvironmentConfig(name="agent", agent=f"tests.agents.programs:{program}", **own)
         episode = EpisodeConfig(s_max=3, max_prompt_tokens=200, max_observation_tokens=200, max_turn_tokens=200)
         environments = {"a": environment.make(self.search)}
@@ -152,7 +152,7 @@ async def test_a_failure_is_named(program, message):
 
 
 async def test_an_agent_that_hangs_fails_its_episode():
-    with pytest.raises(EpisodeFailed, match=r"took longer than timeout_s \(0.05 s\)"):
+    with pytest.raises(EpisodeFailed, match=r"took longer than episode.timeout_s \(0.05 s\)"):
         await Scene(["a"], "hangs", timeout_s=0.05).run()
 
 

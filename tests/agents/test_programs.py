@@ -20,12 +20,12 @@ from tests.fakes import FakeSearch, ScriptedPolicy
 PROGRAM = str(Path(__file__).with_name("program.py"))
 
 
-def runner_of(how: str, *more: str, turns=("search: Pinsk", "5"), **own) -> AgentRunner:
+def runner_of(how: str, *more: str, timeout_s: float = 600.0, **own) -> AgentRunner:
     tokenizer = chat_tokenizer()
-    policy = ScriptedPolicy(tokenizer, [turn + tokenizer.eos_token for turn in turns])
+    policy = ScriptedPolicy(tokenizer, [turn + tokenizer.eos_token for turn in ("search: Pinsk", "5")])
     command = (sys.executable, PROGRAM, how, *more)
     environment = EnvironmentConfig(name="agent", **({"command": command} | own)).make(FakeSearch(FOUND))
-    return AgentRunner(policy, {"a": environment}, tokenizer, EpisodeConfig(), seed=0)
+    return AgentRunner(policy, {"a": environment}, tokenizer, EpisodeConfig(timeout_s=timeout_s), seed=0)
 
 
 async def episode(runner: AgentRunner):
@@ -67,8 +67,8 @@ async def test_no_program_outlives_its_episode(tmp_path):
             await asyncio.sleep(0.01)
         return int(said.read_text())
 
-    with pytest.raises(EpisodeFailed, match=r"took longer than timeout_s"):
-        await episode(runner_of("hangs", str(said), timeout_s=5))
+    with pytest.raises(EpisodeFailed, match=r"took longer than episode.timeout_s"):
+        await episode(runner_of("hangs", str(said), timeout_s=5.0))
     assert not psutil.pid_exists(await begun())
     said.unlink()
     running = asyncio.ensure_future(episode(runner_of("hangs", str(said))))
