@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ class AgentRunner(EpisodeRunner):
             )
             episode.memory = await self._result(environment, task, session, turns)
         if not tape.logprobs:
-            raise EpisodeFailed(f"{environment.name} ended without asking the policy")
+            raise EpisodeFailed(f"{environment.name} ended without asking the policy{session.refused}")
         score = await environment.final_score(episode)
         return self._trajectory(episode, tape, score, worker, started, turns.waited_s, turns.counted_tokens)
 
@@ -78,7 +79,7 @@ class AgentRunner(EpisodeRunner):
     ) -> str | float | None:
         """What the agent returned. None after a limit of the episode, whatever it does about that."""
         limit_s, failed = self.settings.timeout_s, None
-        result: Any = None
+        result: str | float | None = None
         try:
             async with asyncio.timeout(limit_s):
                 result = await environment.agent(task)
@@ -86,8 +87,7 @@ class AgentRunner(EpisodeRunner):
             failed = EpisodeFailed(f"{environment.name} took longer than episode.timeout_s ({limit_s:g} s)")
             failed.__cause__ = error
         except Exception as error:  # a user's program may raise anything
-            because = f"; it was refused: {session.refusals[-1]}" if session.refusals else ""
-            text = f"{environment.name} failed: {type(error).__name__}: {first_line(error)}{because}"
+            text = f"{environment.name} failed: {type(error).__name__}: {first_line(error)}{session.refused}"
             failed = EpisodeFailed(text)
             failed.__cause__ = error
         if outage := turns.outage or session.outage():  # whatever the program made of it
@@ -96,8 +96,9 @@ class AgentRunner(EpisodeRunner):
             return None
         if failed is not None:
             raise failed
-        if result is not None and not isinstance(result, str | float | int):
-            raise EpisodeFailed(f"{environment.name} must return a text, a number or None, got {result!r:.100}")
+        is_number = isinstance(result, float | int) and math.isfinite(result)
+        if not (result is None or isinstance(result, str) or is_number):
+            raise EpisodeFailed(f"{environment.name} must return a text, a finite number or None, got {result!r:.100}")
         return result
 
 
@@ -133,14 +134,14 @@ class _Turns:
         stops = (*request.stops, *end_stops)
         turn = await self.runner.policy.generate(prompt, request.max_tokens, self.temperature, seed, stops)
         text = tokenizer.decode(turn.token_ids, skip_special_tokens=False)
-        self._count(request, given, tokenizer)
         end = self.conversation.end or tokenizer.eos_token
         stopped = next((stop for stop in request.stops if stop in text), None)
         is_whole = text.endswith(end)
         is_cut = turn.is_cut and not is_whole and stopped is None
+        said = text.removesuffix(end)
+        content, calls = self._parsed(said.partition(stopped)[0] if stopped else said, request.tools)
+        self._count(request, given, tokenizer)
         self.tape.add_turn(turn, text, is_cut)
-        said = text.removesuffix(end).partition(stopped or "\0")[0]
-        content, calls = self._parsed(said, request.tools)
         self.calls = tuple(ToolCall(f"call_{number}_{i}", *call) for i, call in enumerate(calls))
         message = Message("assistant", content, self.calls)
         self.conversation.add(request.messages, request.tools, message, is_open=not is_whole)
@@ -148,7 +149,13 @@ class _Turns:
         return ChatReply(f"chatcmpl-{number}", message, reason, len(prompt), len(turn.token_ids))
 
     def _parsed(self, said: str, tools: Tools) -> Parsed:
-        return self.runner.parsers[self.episode.question.environment](said, tools) if tools else (said, ())
+        if not tools:
+            return said, ()
+        try:
+            return self.runner.parsers[self.episode.question.environment](said, tools)
+        except Exception as error:  # vLLM's raise what they like
+            text = f"{type(error).__name__}: {first_line(error)}"
+            raise EpisodeFailed(f"the policy's tool calls cannot be read: {text}") from error
 
     def _count(self, request: ChatRequest, given: list[int], tokenizer: Any) -> None:
         """Put what came before the turn on the tape; a turn whose result it is counts."""

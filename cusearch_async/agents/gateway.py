@@ -36,6 +36,11 @@ class Session:
     """The newest request, and its turn, which may still be sampled."""
     refusals: list[str] = field(default_factory=list)
 
+    @property
+    def refused(self) -> str:
+        """The last refusal, to end a message with."""
+        return f"; it was refused: {self.refusals[-1]}" if self.refusals else ""
+
     async def ask(self, request: ChatRequest) -> ChatReply:
         """Raises: Refused; what `answer` raises."""
         if self.last is None or not _same(self.last[0], request):

@@ -85,6 +85,11 @@ async def rewards_itself(task: Task) -> float:
     return 0.25
 
 
+async def rewards_nothing_finite(task: Task) -> float:
+    await with_tools(task)
+    return float("nan")
+
+
 async def rewrites_history(task: Task) -> str:
     messages: list = [{"role": "user", "content": task.question}]
     async with client_of(task) as client:

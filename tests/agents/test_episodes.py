@@ -138,7 +138,8 @@ async def test_a_turn_that_was_cut_is_ended_for_the_policy():
     ("program", "message"),
     [
         ("fails", r"the agent tests.agents.programs:fails failed: KeyError: .no such thing"),
-        ("asks_nothing", r"ended without asking the policy"),
+        ("asks_nothing", r"ended without asking the policy$"),
+        ("rewards_nothing_finite", r"must return a text, a finite number or None, got nan"),
         (
             "rewrites_history",
             r"failed: BadRequestError: .*; it was refused: message 1 \(assistant\) is not what it was",
@@ -186,6 +187,22 @@ async def test_an_episode_ends_after_its_turns_without_an_answer(program):
 async def test_a_result_that_is_too_long_ends_the_episode_without_an_answer():
     trajectory = await Scene([calling("Pinsk")], found={"Pinsk": ["long " * 300]}).run()
     assert (trajectory.turns, trajectory.depth, trajectory.reward) == (1, 0, 0.0)
+
+
+async def test_a_prompt_that_is_too_long_is_said():
+    with pytest.raises(
+        EpisodeFailed, match=r"ended without .*; it was refused: the new messages take .*max_prompt_tokens"
+    ):
+        await Scene(["5"], max_prompt_tokens=10).run()
+
+
+async def test_a_parser_that_fails_is_named_and_the_turn_is_not_taken_twice(monkeypatch):
+    def fails(*_):
+        raise ZeroDivisionError("in the parser")
+
+    monkeypatch.setattr(agent_episode, "parser_of", lambda key, name, tokenizer: fails)
+    with pytest.raises(EpisodeFailed, match="tool calls cannot be read: ZeroDivisionError: in the parser"):
+        await Scene(["5"]).run()
 
 
 async def test_greedy_episodes_have_no_seed_and_others_one_of_each_turn():
