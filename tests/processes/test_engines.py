@@ -93,7 +93,7 @@ def test_an_engine_for_which_no_player_can_be_made_is_closed(scene, monkeypatch)
     def refuse(*arguments):
         raise ConfigError("the frames do not fit")
 
-    monkeypatch.setattr(scene.engines, "EpisodeRunner", refuse)
+    monkeypatch.setattr(scene.engines, "AgentRunner", refuse)
     location = scene.config.model.location
     with (
         pytest.raises(ConfigError, match="the frames do not fit"),
