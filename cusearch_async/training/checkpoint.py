@@ -95,7 +95,7 @@ class Checkpoints:
 
     def newest(self, known: RunState) -> Checkpoint | None:
         """The newest intact checkpoint from which Redis can continue: its step is neither beyond the commits in Redis
-        nor before the pools there; if there is none, the newest intact one. None when there are none at all.
+        nor before the pools there; if there is none, the newest intact one. None when there are none of this course.
 
         Raises: ConfigError when there are some, and all are damaged: starting at step 0 would throw them away."""
         found = self._of_this_course()
@@ -105,7 +105,8 @@ class Checkpoints:
             if not damaged:
                 return checkpoint
             log.warning("checkpoint %s is damaged (%s); it is skipped", checkpoint.path, ", ".join(damaged[:3]))
-        if any(self.folder.glob("step*")):
+        left = {checkpoint.path for checkpoint in self._readable() if checkpoint not in found}
+        if any(path not in left for path in self.folder.glob("step*")):
             raise ConfigError(
                 f"all checkpoints in {self.folder} are damaged, or cannot be read by this version; continue with the "
                 "version that wrote them, restore one, or `cusearch reset` the run"

@@ -197,6 +197,18 @@ def test_what_an_earlier_learner_wrote_beyond_a_step_gone_back_to_is_of_another_
     assert names(tmp_path) == ["step000002-e1", "step000003-e2"]
 
 
+def test_a_run_that_was_begun_again_has_no_checkpoint_until_it_writes_one(tmp_path):
+    """Epoch 2 had found none, and began at step 0; then epoch 1 finished its first."""
+    save(learner(tmp_path), 5)
+    later = learner(tmp_path, epoch=2, step=0, starts=[(1, 0)])
+    assert later.newest(UNKNOWN) is None, "nothing is damaged"
+    save(later, 1)
+    assert later.newest(UNKNOWN).path.name == "step000001-e2"
+    (tmp_path / "checkpoints" / "step000001-e2" / "deepspeed" / "weights").write_text("?")
+    with pytest.raises(ConfigError, match="are damaged"):
+        later.newest(UNKNOWN)
+
+
 def test_a_learner_that_wakes_up_after_its_successor_finished_the_same_step_deletes_nothing_of_it(tmp_path):
     """keep = 1; it sleeps before it renames, and another one before it deletes what it found superfluous."""
     sleeper = learner(tmp_path, keep=1)
