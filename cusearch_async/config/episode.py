@@ -10,10 +10,12 @@ from cusearch_async.algorithm.answers import Metric
 from cusearch_async.config.section import Extensible, Free, Section, Shared, Sources
 from cusearch_async.environments import (
     ENVIRONMENTS,
+    AgentEnvironment,
     Environment,
     EnvironmentSettings,
     Reward,
     Search,
+    SearchEnvironment,
     Template,
     environment_class,
     reward_function,
@@ -104,10 +106,10 @@ class SharedEnvironmentConfig(Extensible):
 
     @property
     def scoring(self) -> Metric:
-        """How answers are compared outside of the environment. One of your own that is no search environment has no
-        such setting, and gets SQuAD's."""
-        metric: Metric = getattr(self.own, "metric", "squad")
-        return metric
+        """How answers are compared outside of the environment. One of your own that is derived from none of
+        ours has no such setting, and gets SQuAD's."""
+        comparing = SearchEnvironment.Settings | AgentEnvironment.Settings
+        return self.own.metric if isinstance(self.own, comparing) else "squad"
 
     def make(self, search: Search) -> Environment:
         """The environment, with `search` as its retriever. Raises: ConfigError."""

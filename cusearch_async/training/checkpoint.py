@@ -98,14 +98,15 @@ class Checkpoints:
         nor before the pools there; if there is none, the newest intact one. None when there are none of this course.
 
         Raises: ConfigError when there are some, and all are damaged: starting at step 0 would throw them away."""
-        found = self._of_this_course()
+        readable = self._readable()
+        found = [checkpoint for checkpoint in readable if self._is_of_this_course(checkpoint)]
         fitting = [c for c in found if not known.exists or known.checkpoint <= c.state.step <= known.step]
         for checkpoint in (*reversed(fitting), *(c for c in reversed(found) if c not in fitting)):
             damaged = checkpoint.damaged()
             if not damaged:
                 return checkpoint
             log.warning("checkpoint %s is damaged (%s); it is skipped", checkpoint.path, ", ".join(damaged[:3]))
-        left = {checkpoint.path for checkpoint in self._readable() if checkpoint not in found}
+        left = {checkpoint.path for checkpoint in readable if checkpoint not in found}
         if any(path not in left for path in self.folder.glob("step*")):
             raise ConfigError(
                 f"all checkpoints in {self.folder} are damaged, or cannot be read by this version; continue with the "
@@ -208,9 +209,10 @@ class Checkpoints:
 
     def _of_this_course(self) -> list[Checkpoint]:
         """Those from which the run may continue, oldest first: no later learner has gone back behind them."""
-        return [
-            c for c in self._readable() if all(c.state.step <= step for epoch, step in self._starts if epoch > c.epoch)
-        ]
+        return [checkpoint for checkpoint in self._readable() if self._is_of_this_course(checkpoint)]
+
+    def _is_of_this_course(self, checkpoint: Checkpoint) -> bool:
+        return all(checkpoint.state.step <= step for epoch, step in self._starts if epoch > checkpoint.epoch)
 
     def _readable(self) -> list[Checkpoint]:
         """Checkpoints that have a state, in order of step and epoch."""
