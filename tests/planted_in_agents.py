@@ -32,7 +32,7 @@ AGENTS = {
         "if not names or call.name in names",
         "if True",
     ),
-    "every turn counts": (EPISODES, "if tool_results(new, names, self.calls) if request.tools else True:", "if True:"),
+    "every turn counts": (EPISODES, "if not request.tools or tool_results(new, names, self.calls):", "if True:"),
     "a failed search is forgiven": (EPISODES, "            self.outage = error\n", ""),
     "a dead engine is an agent's failure": (EPISODES, "turns.outage or session.outage()", "turns.outage"),
     "a limit fails the episode": (EPISODES, "if turns.reached_limit:", "if False:"),

@@ -68,10 +68,9 @@ class HistoryChanged(EpisodeFailed):
 
 
 class Conversation:
-    def __init__(self, tokenizer: Any, arguments: Arguments) -> None:
-        """`arguments` are those of the chat template. Raises: ConfigError as `end_of_turn`."""
-        self._tokenizer, self._arguments = tokenizer, arguments
-        self.end = end_of_turn(tokenizer, arguments)
+    def __init__(self, tokenizer: Any, arguments: Arguments, end: str) -> None:
+        """`arguments` are those of the chat template, `end` is its `end_of_turn`."""
+        self._tokenizer, self._arguments, self.end = tokenizer, arguments, end
         self.messages: tuple[Message, ...] = ()
         """Those whose tokens the policy has been given or has sampled."""
         self._tools: Tools = ()

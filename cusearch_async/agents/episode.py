@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import time
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cusearch_async.agents.chat import ChatReply, ChatRequest, Refused, tool_results
-from cusearch_async.agents.conversation import Conversation, Message, ToolCall, Tools
+from cusearch_async.agents.conversation import Conversation, Message, ToolCall, Tools, end_of_turn
 from cusearch_async.agents.gateway import MODEL, Gateway, Session
 from cusearch_async.agents.parsing import Parsed, Parser, parser_of
 from cusearch_async.config import EpisodeConfig
@@ -39,11 +38,10 @@ class AgentRunner(EpisodeRunner):
         """Raises: ConfigError as EpisodeRunner, and when the model is no chat model or a parser does not exist."""
         super().__init__(policy, environments, tokenizer, settings, seed, template_arguments)
         self._gateway = Gateway(settings)
-        self._new_conversation = functools.partial(Conversation, tokenizer, template_arguments)
         self.parsers: dict[str, Parser] = {}
         for label, environment in environments.items():
             if isinstance(environment, AgentEnvironment):
-                self._new_conversation()
+                self._end = end_of_turn(tokenizer, template_arguments)
                 key = f"environment.{label}.parser"
                 self.parsers[label] = parser_of(key, environment.settings.parser, tokenizer)
 
@@ -57,7 +55,8 @@ class AgentRunner(EpisodeRunner):
         tape = Tape([], [])
         episode = Episode(question=question, ticket=ticket, rollout=rollout, segments=tape.segments)
         temperature = self.settings.temperature if temperature is None else temperature
-        turns = _Turns(self, environment, episode, tape, self._new_conversation(), temperature)
+        conversation = Conversation(self.tokenizer, self._template_arguments, self._end)
+        turns = _Turns(self, environment, episode, tape, conversation, temperature)
         async with self._gateway.session(turns.answer, turns.search) as (session, url, key):
             task = Task(
                 question=question.text,
@@ -164,7 +163,7 @@ class _Turns:
             return
         new = request.messages[len(self.conversation.messages) :]
         names = self.environment.settings.tools
-        if tool_results(new, names, self.calls) if request.tools else True:
+        if not request.tools or tool_results(new, names, self.calls):
             self.episode.depth += 1
             self.counted_tokens += len(self.tape.logprobs[-1])
         self.tape.add_environment("information", tokenizer.decode(given, skip_special_tokens=False), given)

@@ -53,7 +53,7 @@ def literally(message: Message) -> str:
 def test_each_request_appends_just_what_is_new(name, first, rounds, how):
     """The oracle writes it down by hand: every new message, and the beginning of the turn."""
     tokenizer = TOKENIZERS[name]
-    conversation = Conversation(tokenizer, {})
+    conversation = Conversation(tokenizer, {}, END)
     messages, given_ids = tuple(first), conversation.following(first, TOOLS)
     asks = "assistant: "
     expected = "Tools: search" + "".join(map(literally, first)) + asks
@@ -70,7 +70,7 @@ def test_each_request_appends_just_what_is_new(name, first, rounds, how):
 
 @given(NEXT, TURN, NEXT, st.data())
 def test_a_changed_history_is_refused(first, turn, new, data):
-    conversation = Conversation(TOKENIZERS["plain"], {})
+    conversation = Conversation(TOKENIZERS["plain"], {}, END)
     conversation.add(tuple(first), TOOLS, turn, is_open=False)
     history = [*first, turn, *new]
     place = data.draw(st.integers(0, len(first)))
@@ -99,7 +99,7 @@ def test_a_template_that_writes_a_turn_in_another_way_is_refused():
     template = PLAIN.replace("{{ m.role }}: ", "{{ m.role }} {{ loop.revindex }}: ").replace(
         "{{ m.content or '' }}", ""
     )
-    conversation = Conversation(chat_tokenizer(template), {})
+    conversation = Conversation(chat_tokenizer(template), {}, END)
     conversation.add((Message("user", "a"),), (), Message("assistant", "b"), is_open=False)
     messages = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
     with pytest.raises(EpisodeFailed, match="writes a turn in another way"):

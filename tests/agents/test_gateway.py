@@ -78,7 +78,7 @@ async def test_what_cannot_be_honoured_is_refused_by_name(body, field, message):
         assert (status, answer["error"]["param"], answer["error"]["type"]) == (400, field, "invalid_request_error")
         assert message in answer["error"]["message"]
         assert session.refusals == [answer["error"]["message"]]
-        assert (await post(url, HELLO, key))[1]["choices"][0]["message"]["content"] == "Hello?", "it goes on"
+        assert (await post(url, HELLO, key))[1]["choices"][0]["message"]["content"] == "Hello?", "the session lasts"
 
 
 def test_fields_without_effect_and_those_that_say_what_is_so_are_taken():
