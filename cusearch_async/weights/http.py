@@ -10,6 +10,8 @@ shared folder.
     GET /weights/NAME/FILE/from/BASE   what it changed of the version BASE, where that is much less
     GET /weights/last?client=C   answered at the learner's end, with the name of the last version
 
+A relay answers 202 while it downloads the version itself; the client asks again.
+
 Not covered: encryption. Outside a private network put a proxy with TLS, or a tunnel, before the learner.
 """
 
@@ -76,6 +78,10 @@ ATTEMPTS = 3
 """To download a file, without a byte of progress."""
 
 
+class _NotYet(WeightsUnavailable):
+    """A relay is downloading the version."""
+
+
 class HttpTransport:
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -138,8 +144,10 @@ class Server:
         self.sending = 0
         self._differences: dict[Path, asyncio.Future[None]] = {}
         """Files of differences that are made, or have been."""
+        self.asking = 0
+        """Open questions for the last version."""
         self._needing: dict[str, float] = {}
-        """Clients that need the last version and do not have it -> when they were last connected."""
+        """Clients that were given its name, and have not said that they have it -> when that was."""
 
     def application(self) -> web.Application:
         application = web.Application(middlewares=[self._authorized])
@@ -154,8 +162,12 @@ class Server:
         """Wait until no download runs, and every client that needs the last version has it, or is silent."""
         self._ending.set()
         with log_waiting(log, "waiting for others to download the last weights"):
-            while self.sending or any(time.monotonic() - heard < SILENCE_S for heard in self._needing.values()):
+            while self.sending or self.asking or self._is_missed(time.monotonic()):
                 await asyncio.sleep(POLL_S)
+
+    def _is_missed(self, now: float) -> bool:
+        """Whether a client is expected back."""
+        return any(now - heard < SILENCE_S for heard in self._needing.values())
 
     @web.middleware
     async def _authorized(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -172,7 +184,7 @@ class Server:
         client, response = request.query.get("client", ""), web.StreamResponse()
         response.content_type = "application/json"
         await response.prepare(request)
-        self._needing[client] = float("inf")
+        self.asking += 1
         try:
             while not self._ending.is_set():
                 await response.write(b" ")
@@ -181,11 +193,13 @@ class Server:
             last = self._store.names()[-1:]
             await response.write(json.dumps(last).encode())
         except (asyncio.CancelledError, OSError):  # the client is gone
-            del self._needing[client]
+            self._needing.pop(client, None)
             raise
+        finally:
+            self.asking -= 1
         self._needing[client] = time.monotonic()
         if last == [request.query.get("have")]:
-            del self._needing[client]
+            self._needing.pop(client)
         return response
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
@@ -341,6 +355,8 @@ class Downloads:
                         async for piece in response.content.iter_chunked(PIECE_BYTES):
                             await asyncio.to_thread(_keep, piece, into, tensors)
                     break
+                except _NotYet:
+                    await asyncio.sleep(RETRY_S)
                 except WeightsUnavailable:
                     failures = failures + 1 if into.tell() == began else 0
                     if into.tell() == 0 or failures == ATTEMPTS:
@@ -371,6 +387,8 @@ class Downloads:
                     raise WeightsUnavailable(
                         f"the learner at {self._url} answers {response.status}: {(await response.text())[:500]}"
                     )
+                if response.status == HTTPStatus.ACCEPTED:
+                    raise _NotYet(f"the relay at {self._url} does not have it yet")
                 yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise WeightsUnavailable(

@@ -15,10 +15,12 @@ from http import HTTPStatus
 
 from aiohttp import web
 
+from cusearch_async.concurrency import InFlight
 from cusearch_async.config import Config, weights_token
 from cusearch_async.errors import ConfigError, CusearchError, WeightsUnavailable
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.http import SILENCE_S, Downloads, Server, downloading, listening
+from cusearch_async.weights.interface import OpenedVersion
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +42,24 @@ async def relaying(config: Config) -> AsyncIterator[None]:
             f"run folder to {config.folder}"
         )
     store = WeightStore(config.folder / "relayed")
-    async with (
-        downloading(upstream, config.folder, store.folder) as downloads,
-        listening(Relay(downloads, store, token), config.weights.url, config.run.wait_s),
-    ):
-        yield
+    async with downloading(upstream, config.folder, store.folder) as downloads:
+        relay = Relay(downloads, store, token)
+        async with listening(relay, config.weights.url, config.run.wait_s):
+            yield
+        await relay.close()
 
 
 class Relay(Server):
     def __init__(self, downloads: Downloads, store: WeightStore, token: str) -> None:
         super().__init__(store, token)
         self._downloads = downloads
+        self._downloading: InFlight[str, OpenedVersion] = InFlight()
+        """Continues when the client that asked first is gone."""
+        self._checked: set[str] = set()
+        """Versions that are here."""
+
+    async def close(self) -> None:
+        await self._downloading.close()
 
     async def _names(self, request: web.Request) -> web.Response:
         try:
@@ -65,14 +74,22 @@ class Relay(Server):
         return await self._fetch_first(request) or await super()._difference(request)
 
     async def _fetch_first(self, request: web.Request) -> web.Response | None:
-        """The answer when the version cannot be had."""
+        """The answer when the version is not here."""
         try:
-            await self._downloads.open(request.match_info["name"])
+            await asyncio.wait_for(self._have(request.match_info["name"]), SILENCE_S / 3)
+        except TimeoutError:
+            return web.json_response({}, status=HTTPStatus.ACCEPTED)
         except WeightsUnavailable as error:
             return web.json_response({"error": str(error)}, status=HTTPStatus.NOT_FOUND)
         except CusearchError as error:
             return web.json_response({"error": str(error)}, status=HTTPStatus.BAD_GATEWAY)
         return None
+
+    async def _have(self, name: str) -> None:
+        """Raises: WeightsUnavailable; ConfigError; WriteFailed."""
+        if name not in self._checked or not self._store.directory(name).exists():
+            await self._downloading.share(name, lambda: self._downloads.open(name))
+            self._checked.add(name)
 
     async def _last(self, request: web.Request) -> web.StreamResponse:
         """The learner's answer to this client, once its version is here."""
@@ -96,5 +113,5 @@ class Relay(Server):
     async def _ask_for_last(self, request: web.Request) -> list[str]:
         last = await self._downloads.last(request.query.get("client", ""), request.query.get("have", ""))
         for name in last:
-            await self._downloads.open(name)
+            await self._have(name)
         return last

@@ -50,7 +50,9 @@ class Forked:
         self._process.join(timeout)
         if self._process.exitcode is None:
             assert timeout is not None
-            raise subprocess.TimeoutExpired(str(self.log), timeout, self.log.read_text(errors="replace"))
+            late = subprocess.TimeoutExpired(str(self.log), timeout)
+            late.add_note(self.log.read_text(errors="replace")[-3000:])
+            raise late
         return self._process.exitcode
 
     def communicate(self, timeout: float) -> tuple[str, None]:

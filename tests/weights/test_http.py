@@ -337,7 +337,7 @@ async def test_a_learner_at_its_end_waits_for_who_needs_the_last_version(site, s
     async with site.host(needs_last=True) as downloads:
         async with site.learner.serving():
             first = site.publish(1)
-            await until(lambda: bool(servers[0]._needing))
+            await until(lambda: servers[0].asking == 1)
             last = site.publish(2)
         assert site.downloaded() == {last}
         assert same(await downloads.open(last), tensors(2))
@@ -350,8 +350,26 @@ async def test_a_learner_at_its_end_does_not_wait_for_who_has_gone(site, servers
     async with site.learner.serving():
         site.publish(1)
         async with site.host(needs_last=True):
-            await until(lambda: bool(servers[0]._needing))
-        await until(lambda: not servers[0]._needing)
+            await until(lambda: servers[0].asking == 1)
+        await until(lambda: servers[0].asking == 0)
+
+
+async def test_a_client_that_lost_its_first_connection_is_waited_for(site, servers, monkeypatch):
+    """The learner hears of the loss after the client has come back."""
+    monkeypatch.setattr(http, "RETRY_S", 0.01)
+    async with site.host() as lost, site.host() as downloads, site.learner.serving():
+        first = asyncio.ensure_future(lost.last("c", ""))
+        await until(lambda: servers[0].asking == 1)
+        second = asyncio.ensure_future(downloads.last("c", ""))
+        await until(lambda: servers[0].asking == 2)
+        first.cancel()
+        await until(lambda: servers[0].asking == 1)
+        last = site.publish(1)
+        ending = asyncio.ensure_future(servers[0].end())
+        assert await second == [last]
+        assert not ending.done(), "the client has not fetched it"
+        await downloads.last("c", last)
+        await ending
 
 
 async def test_a_learner_at_its_end_gives_up_who_does_not_come_back(site, servers, monkeypatch):
@@ -361,7 +379,7 @@ async def test_a_learner_at_its_end_gives_up_who_does_not_come_back(site, server
     async with asyncio.timeout(10 * SLOW), aiohttp.ClientSession() as session:
         async with site.learner.serving():
             asking = asyncio.ensure_future(session.get(f"{site.url}/weights/last?client=c", headers=headers))
-            await until(lambda: bool(servers[0]._needing))
+            await until(lambda: servers[0].asking == 1)
         assert await (await asking).json() == site.store.names()
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WeightsUnavailable
-from cusearch_async.weights import http
+from cusearch_async.weights import http, relay
 from cusearch_async.weights.http import Downloads, HttpTransport
 from cusearch_async.weights.interface import MANIFEST, TENSORS
 from cusearch_async.weights.relay import relaying
-from tests.conftest import free_port
+from tests.conftest import SLOW, free_port
 from tests.weights.test_http import CANARY, Site, same, tensors, until
 
 
@@ -96,6 +96,31 @@ async def test_differences_pass_through_and_a_base_that_the_relay_lacks_means_th
     assert by_difference == ["learner", "relay"]
 
 
+async def test_a_version_that_takes_the_relay_longer_than_clients_wait_arrives(site, sent, monkeypatch):
+    """No client's silence ends the relay's own download, and each asks until it is there."""
+    monkeypatch.setattr(relay, "SILENCE_S", 0.03)
+    name, answered, keep = site.publish(1), asyncio.Event(), http._keep
+    loop = asyncio.get_running_loop()
+
+    class Noting(http._NotYet):
+        def __init__(self, text: str) -> None:
+            loop.call_soon_threadsafe(answered.set)
+            super().__init__(text)
+
+    def once_answered(piece, file, tensors):
+        asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(10 * SLOW)
+        keep(piece, file, tensors)
+
+    monkeypatch.setattr(http, "_NotYet", Noting)
+    monkeypatch.setattr(http, "_keep", once_answered)
+    async with site.learner.serving(), relaying(site.relay_config()), site.behind("worker") as downloads:
+        assert same(await downloads.open(name), tensors(1))
+    assert [path for host, path in sent if host == "learner"] == [
+        f"/weights/{name}/{MANIFEST}",
+        f"/weights/{name}/{TENSORS}",
+    ]
+
+
 async def test_what_is_not_there_is_refused_and_a_learner_that_is_gone_is_named(site):
     name = site.publish(1)
     async with relaying(site.relay_config()), site.behind("worker") as downloads:
@@ -156,7 +181,7 @@ async def test_the_last_version_comes_through_and_the_learner_waits_for_it(site)
             patch.setattr(http.Server, "__init__", lambda own, *args: servers.append(own) or init(own, *args))
             async with site.learner.serving():
                 first = site.publish(1)
-                await until(lambda: bool(servers and servers[0]._needing))
+                await until(lambda: bool(servers and servers[0].asking))
                 last = site.publish(2)
         assert last in site.downloaded("evaluator")
         assert same(await downloads.open(last), tensors(2))
