@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.errors import InvalidTrajectory
 
-PAYLOAD_SCHEMA = 4
+PAYLOAD_SCHEMA = 5
 """Version of a trajectory's payload; another one is not read."""
 
 Singleton = Literal["raw", "zero", "pool"]
@@ -61,6 +61,20 @@ class Segment:
     text: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """What the policy was given and sampled as one text: part of the arrays of its trajectory."""
+
+    token_ids: NDArray[np.int32]  # [L]
+    sampled: NDArray[np.bool_]  # [L]
+    logprobs: NDArray[np.float32]  # [S]
+    versions: NDArray[np.int32]  # [S]
+
+    @property
+    def sampled_tokens(self) -> int:
+        return len(self.logprobs)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One finished episode: prompt, the policy's turns and observations, concatenated.
@@ -69,6 +83,8 @@ class Trajectory:
         token_ids           P P P   a a a  i i i i      b b      [L]
         sampled             0 0 0   1 1 1  0 0 0 0      1 1      [L]
         logprobs, versions          x x x               x x      [S], one per sampled token, in order
+
+    An agent that changes its history has several rows, each with a prompt; they lie end to end.
     """
 
     ticket: int
@@ -86,6 +102,8 @@ class Trajectory:
     sampled: NDArray[np.bool_]  # [L] True where the policy sampled the token
     logprobs: NDArray[np.float32]  # [S] natural log under the sampling policy, after temperature
     versions: NDArray[np.int32]  # [S] policy version (in learner steps) that sampled the token
+    starts: tuple[int, ...] = (0,)
+    """Where its rows begin in `token_ids`."""
     depth: int
     """cnt(τ): tool calls that the environment counted. In the search environment: searches that were executed and
     returned at least one non-blank document."""
@@ -119,8 +137,8 @@ class Trajectory:
         if self.logprobs.shape != (count,) or self.versions.shape != (count,):
             shapes = f"{self.logprobs.shape} and {self.versions.shape}"
             return f"{count} sampled tokens need as many logprobs and versions, got {shapes}"
-        if count == 0 or self.sampled[0]:
-            return "needs a prompt and at least one sampled token"
+        if not self._has_rows():
+            return f"needs a prompt and at least one sampled token in each row; rows begin at {list(self.starts)}"
         if not np.isfinite(self.logprobs).all():
             place = int(np.flatnonzero(~np.isfinite(self.logprobs))[0])
             return f"logprobs must be finite, sampled token {place} has {self.logprobs[place]}"
@@ -131,9 +149,26 @@ class Trajectory:
                 return f"{name} must be finite{least}, got {value}"
         return None
 
+    def _has_rows(self) -> bool:
+        edges = np.array([*self.starts, len(self.token_ids)])
+        if len(self.starts) == 0 or edges[0] != 0 or (np.diff(edges) <= 0).any():
+            return False
+        return not self.sampled[edges[:-1]].any() and bool(np.logical_or.reduceat(self.sampled, edges[:-1]).all())
+
     @property
     def id(self) -> str:
         return f"{self.ticket}:{self.rollout}"
+
+    @property
+    def rows(self) -> list[Row]:
+        """At least one, in order."""
+        edges = [*self.starts, len(self.token_ids)]
+        before = np.concatenate([[0], np.cumsum(self.sampled)])[edges].tolist()  # sampled tokens before each edge
+        places = zip(itertools.pairwise(edges), itertools.pairwise(before), strict=True)
+        return [
+            Row(self.token_ids[a:b], self.sampled[a:b], self.logprobs[first:last], self.versions[first:last])
+            for (a, b), (first, last) in places
+        ]
 
     @property
     def sampled_tokens(self) -> int:

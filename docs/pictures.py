@@ -56,7 +56,7 @@ def buckets() -> str:
 def peek() -> str:
     """What `cusearch buffer peek` shows."""
     moment, config = _moment(), load_config([Path("atlas")])
-    trajectory = decode(moment.trajectory, config.episode.max_tokens)
+    trajectory = decode(moment.trajectory, config.episode.max_trajectory_tokens)
     panels = turns(trajectory, load_tokenizer(config.model.location))
     return _svg(f"cusearch buffer peek CONFIG {trajectory.id}", [overview(trajectory, moment.fields), *panels])
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 TOKENS = ("agents/conversation.py", "agents")
 EPISODES = ("agents/episode.py", "agents/test_episodes.py")
+TURNS = ("agents/turns.py", "agents")
 GATEWAY = ("agents/gateway.py", "agents/test_gateway.py")
 
 AGENTS = {
     "a changed history goes unnoticed": (TOKENS, "if not known.says(given):", "if known.role != given.role:"),
     "white space around a turn changes history": (
         TOKENS,
-        "self.content.strip() == other.content.strip()",
-        "self.content == other.content",
+        "other.content.strip() in [text.strip() for text in texts]",
+        "other.content in texts",
     ),
     "the form of the JSON changes history": (TOKENS, "(call.name, call.parsed)", "(call.name, call.arguments)"),
     "an assistant's message of the program passes as the policy's": (
         TOKENS,
-        'if any(message.role == "assistant" for message in new):',
+        'if any(message.role == "assistant" for message in messages[count:]):',
         "if False:",
     ),
-    "other tools pass": (TOKENS, "if list(tools) != list(self._tools):", "if False:"),
+    "other tools pass": (TOKENS, "if list(tools) == list(self._tools)", "if True"),
     "a cut turn is not ended": (TOKENS, "(len(self.end) if self._is_open else 0)", "0"),
     "the end of a turn is given twice": (TOKENS, "turn[: turn.rfind(self.end) + len(self.end)]", '""'),
     "a text becomes a special token": (
@@ -27,28 +28,44 @@ AGENTS = {
         "foreign = encode(self._tokenizer, message.content, is_foreign=True)",
         "foreign = encode(self._tokenizer, message.content)",
     ),
-    "results of other tools count": (
-        ("agents/chat.py", "agents/test_episodes.py"),
-        "if not names or call.name in names",
-        "if True",
+    "thoughts that a program drops change history": (
+        TOKENS,
+        "self.content, self.content.rpartition(_END_OF_THOUGHTS)[2]",
+        "self.content, self.content",
     ),
-    "every turn counts": (EPISODES, "if not request.tools or tool_results(new, names, self.calls):", "if True:"),
-    "a failed search is forgiven": (EPISODES, "            self.outage = error\n", ""),
-    "a dead engine is an agent's failure": (EPISODES, "turns.outage or session.outage()", "turns.outage"),
+    "results of other tools count": (TURNS, "return not names or call.name in names", "return True"),
+    "every turn counts": (TURNS, "if calls & answered or (number == row.number and not request.tools):", "if True:"),
+    "a result counts in its own row alone": (TURNS, "if calls & answered or (", "if ("),
+    "a result counts again in a new row": (TURNS, "                del self._uncounted[number]\n", ""),
+    "a failed search is forgiven": (TURNS, "            self.outage = error\n", ""),
+    "a dead engine is an agent's failure": (
+        TURNS,
+        "self.outage = None if isinstance(error, EpisodeFailed) else error",
+        "pass",
+    ),
     "a limit fails the episode": (EPISODES, "if turns.reached_limit:", "if False:"),
-    "there is no last turn": (EPISODES, "if number > settings.s_max:", "if False:"),
-    "greedy episodes have a seed": (
-        EPISODES,
-        "self.episode.seed if self.temperature > 0 else None",
-        "self.episode.seed",
+    "there is no last turn": (TURNS, "if self._begun > settings.s_max:", "if False:"),
+    "a row outgrows the engine": (TURNS, "settings.max_tokens - most - len(row.tape.token_ids)", "1 << 30"),
+    "greedy episodes have a seed": (TURNS, "episode.seed if self._temperature > 0 else None", "episode.seed"),
+    "a request that is sent again is sampled again": (TURNS, "if row.is_answered(request)", "if False"),
+    "a row answers two requests at once": (TURNS, "if row.turn is None or row.turn.done()]", "]"),
+    "the shortest row is continued": (TURNS, "row = max(continued,", "row = min(continued,"),
+    "a client that goes ends its turn": (TURNS, "await asyncio.shield(row.turn)", "await row.turn"),
+    "a summary is trained on": (
+        ("rollout/episode.py", "agents/test_rows.py"),
+        "[token for tape in rows for token in tape.token_ids]",
+        "[token for tape in rows[:1] * len(rows) for token in tape.token_ids]",
     ),
-    "a request that is sent again is sampled again": (
-        ("agents/gateway.py", "agents"),
-        "if self.last is None or not _same(self.last[0], request):",
-        "if True:",
+    "rows are one text": (
+        ("rollout/episode.py", "agents/test_rows.py"),
+        "starts=(0, *itertools.accumulate(lengths[:-1]))",
+        "starts=(0,)",
     ),
-    "two requests at once are answered": (GATEWAY, "not self.last[1].done():", "False:"),
-    "a client that goes ends its turn": (GATEWAY, "await asyncio.shield(self.last[1])", "await self.last[1]"),
+    "a row is a trajectory's weight": (
+        ("learner/plan.py", "learner/test_plan.py"),
+        "aggregation=spread(weights[of_chosen]",
+        "aggregation=spread(2 * weights[of_chosen]",
+    ),
     "any key opens any session": (GATEWAY, "if not has_token(request, key):", "if False:"),
     "another temperature is taken": (
         ("agents/chat.py", "agents/test_gateway.py"),

@@ -64,12 +64,14 @@ def make_pool(depths, rewards=None, rollouts=2, s_max=5, passed=None, questions=
 
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
-    sampled = draw(st.integers(1, 40))
+    sampled, prompt = draw(st.integers(1, 40)), draw(st.integers(1, 20))
+    has_two_rows = sampled > 1 and draw(st.booleans())
     finite = st.floats(-50, 0, width=32)
     return make_trajectory(
         draw(st.integers(0, 2**40)),
         draw(st.integers(0, 64)),
-        prompt=draw(st.integers(1, 20)),
+        prompt=prompt,
+        starts=(0, prompt + sampled // 2) if has_two_rows else (0,),
         sampled=sampled,
         logprobs=np.array(draw(st.lists(finite, min_size=sampled, max_size=sampled)), dtype=np.float32),
         versions=np.array(draw(st.lists(st.integers(0, 2**20), min_size=sampled, max_size=sampled)), dtype=np.int32),

@@ -7,7 +7,7 @@ that is trained must be the one that was sampled.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,9 +181,3 @@ def _shown(message: Message) -> dict[str, Any]:
 def _usage(reply: ChatReply) -> dict[str, int]:
     asked, said = reply.prompt_tokens, reply.sampled_tokens
     return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
-
-
-def tool_results(messages: Sequence[Message], names: Sequence[str], calls: Sequence[ToolCall]) -> bool:
-    """Whether one of `messages` is the result of a call of a tool in `names`; of any tool, when there are none."""
-    counted = {call.id for call in calls if not names or call.name in names}
-    return any(message.role == "tool" and message.tool_call_id in counted for message in messages)

@@ -3,7 +3,7 @@
 A program sends the whole history with every request, as text. Tokenised again it would not be what the policy sampled,
 nor what it will be asked about. So the first messages become tokens once; later ones are rendered behind a conversation
 of two fixed messages, and the policy's own turns keep their sampled tokens. The policy's turns are recognised by what
-they say: a program may strip their white space or write the JSON of a tool call in another way.
+they say: a program may strip white space or thoughts, or write the JSON of a tool call in another way.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ Tools = Sequence[Mapping[str, Any]]
 """Functions in the form of the Chat Completions API."""
 _MARK = "cusearch{}quoted"
 """Stands for a text while the chat template is rendered."""
+_END_OF_THOUGHTS = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,12 @@ class Message:
     tool_call_id: str = ""
 
     def says(self, other: Message) -> bool:
-        """Whether both are one message, but for white space around it and the form of the JSON in tool calls."""
+        """Whether both are one message, but for white space around it, the form of the JSON in tool calls, and thoughts
+        that `other` has left out."""
         mine, theirs = ([(call.name, call.parsed) for call in one.tool_calls] for one in (self, other))
         same = self.role == other.role and self.tool_call_id == other.tool_call_id and mine == theirs
-        return same and self.content.strip() == other.content.strip()
+        texts = self.content, self.content.rpartition(_END_OF_THOUGHTS)[2]
+        return same and other.content.strip() in [text.strip() for text in texts]
 
     def for_template(self) -> dict[str, Any]:
         shown: dict[str, Any] = {"role": self.role, "content": self.content}
@@ -63,10 +66,6 @@ class Message:
         return shown
 
 
-class HistoryChanged(EpisodeFailed):
-    """The messages do not begin with those of the request before and the policy's turn."""
-
-
 class Conversation:
     def __init__(self, tokenizer: Any, arguments: Arguments, end: str) -> None:
         """`arguments` are those of the chat template, `end` is its `end_of_turn`."""
@@ -77,24 +76,28 @@ class Conversation:
         self._is_open = False
         """Whether the last turn was cut off before its end."""
 
-    def following(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """The tokens between those so far and the policy's next turn.
-
-        Raises: HistoryChanged; EpisodeFailed when the chat template fails."""
+    def changed(self, messages: Sequence[Message], tools: Tools) -> str:
+        """In which way the messages do not begin with those so far; empty where they do."""
         if not self.messages:
-            self._refuse_lost_tools(messages, tools)
-            return self._encoded(messages, tools, lambda text: text)
+            return ""
         count = len(self.messages)
         for number, (known, given) in enumerate(zip(self.messages, messages, strict=False)):
             if not known.says(given):
-                raise HistoryChanged(f"message {number} ({given.role}) is not what it was, or what the policy said")
+                return f"message {number} ({given.role}) is not what it was, or what the policy said"
         if len(messages) <= count:
-            raise HistoryChanged(f"{len(messages)} messages came after {count} that the policy knows")
-        new = messages[count:]
-        if any(message.role == "assistant" for message in new):
-            raise HistoryChanged("an assistant's message is new that the policy has not written")
-        if list(tools) != list(self._tools):
-            raise HistoryChanged("the tools are not those of the request before")
+            return f"{len(messages)} messages came after {count} that the policy knows"
+        if any(message.role == "assistant" for message in messages[count:]):
+            return "an assistant's message is new that the policy has not written"
+        return "" if list(tools) == list(self._tools) else "the tools are not those of the request before"
+
+    def following(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """The tokens between those so far and the policy's next turn, for messages that begin with those so far.
+
+        Raises: EpisodeFailed when the chat template fails."""
+        if not self.messages:
+            self._refuse_lost_tools(messages, tools)
+            return self._encoded(messages, tools, lambda text: text)
+        new = messages[len(self.messages) :]
         return self._encoded([*self._frame(), *new], tools, self._after_the_turn)
 
     def add(self, messages: Sequence[Message], tools: Tools, turn: Message, is_open: bool) -> None:

@@ -46,6 +46,11 @@ class EpisodeConfig(Section):
         return self.max_prompt_tokens + response
 
     @property
+    def max_trajectory_tokens(self) -> int:
+        """The most that all rows of a trajectory can have: each has a turn at least."""
+        return (self.s_max + 1) * self.max_tokens
+
+    @property
     def max_observation_characters(self) -> int:
         """Characters of a tool's result that are read; tokens of ordinary text have at most 16 characters."""
         return 16 * self.max_observation_tokens

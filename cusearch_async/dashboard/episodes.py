@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.replay.selection import RecordedStep
@@ -34,13 +35,12 @@ _OTHER_COLOURS = 6
 
 
 def spans(trajectory: Trajectory) -> Iterator[tuple[str, list[int]]]:
-    """(author, token ids) in order: `prompt`, then alternately `model` and `environment`."""
-    place = 0
-    for is_sampled, run_of in itertools.groupby(trajectory.sampled.tolist()):
-        length = len(list(run_of))
-        author = "model" if is_sampled else "environment" if place else "prompt"
-        yield author, trajectory.token_ids[place : place + length].tolist()
-        place += length
+    """(author, token ids) in order, of each row: `prompt`, then alternately `model` and `environment`."""
+    for row in trajectory.rows:
+        edges = [0, *(np.flatnonzero(np.diff(row.sampled)) + 1).tolist(), len(row.sampled)]
+        authors = itertools.chain(["prompt"], itertools.cycle(["model", "environment"]))
+        for author, (start, end) in zip(authors, itertools.pairwise(edges), strict=False):
+            yield author, row.token_ids[start:end].tolist()
 
 
 def stretches(trajectory: Trajectory, tokenizer: Any) -> Stretches:

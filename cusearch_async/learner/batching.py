@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cusearch_async.types import Trajectory
+from cusearch_async.types import Row
 
 COST_OF_A_PASS = 1 / 32
 """A forward pass costs this share of the token limit besides its tokens: layers are launched one by one."""
@@ -29,16 +29,15 @@ def minibatches(tickets: Sequence[int], size: int, rng: np.random.Generator) -> 
     return np.array_split(order, -(-len(tickets) // size))
 
 
-def distinct(trajectories: Sequence[Trajectory], rows: Sequence[int]) -> list[list[int]]:
-    """`rows` of `trajectories`, those with the same tokens, sampled at the same places, in one list."""
+def distinct(rows: Sequence[Row], some: Sequence[int]) -> list[list[int]]:
+    """`some` of the `rows`, those with the same tokens, sampled at the same places, in one list."""
     same: dict[tuple[bytes, bytes], list[int]] = {}
-    for row in rows:
-        trajectory = trajectories[row]
-        same.setdefault((trajectory.token_ids.tobytes(), trajectory.sampled.tobytes()), []).append(row)
+    for number in some:
+        same.setdefault((rows[number].token_ids.tobytes(), rows[number].sampled.tobytes()), []).append(number)
     return list(same.values())
 
 
-def prefix_tree_tokens(trajectories: Sequence[Trajectory]) -> int:
+def prefix_tree_tokens(rows: Sequence[Row]) -> int:
     """Tokens with common prefixes counted once: the nodes of the prefix tree of the token ids, which tree attention
     would compute in one pass."""
 
@@ -49,7 +48,7 @@ def prefix_tree_tokens(trajectories: Sequence[Trajectory]) -> int:
         return int(differing[0]) if differing.size else least
 
     # big-endian bytes of numbers that are not negative sort as the numbers do
-    ordered = sorted((t.token_ids for t in trajectories), key=lambda ids: ids.astype(">i4").tobytes())
+    ordered = sorted((row.token_ids for row in rows), key=lambda ids: ids.astype(">i4").tobytes())
     return sum(map(len, ordered)) - sum(map(common, ordered, ordered[1:]))
 
 
@@ -109,10 +108,10 @@ def _least_padded(lengths: Sequence[int], max_tokens: int) -> list[int]:
 
 
 class Packed(NamedTuple):
-    """How trajectories lie end to end in one row of L tokens. A tuple, in which DeepSpeed looks for tensors."""
+    """How rows lie end to end in L tokens. A tuple, in which DeepSpeed looks for tensors."""
 
-    positions: torch.Tensor  # [1, L] int64, from 0 in each trajectory
-    bounds: torch.Tensor  # [N + 1] int32, where each trajectory begins in the row, and L
+    positions: torch.Tensor  # [1, L] int64, from 0 in each row
+    bounds: torch.Tensor  # [N + 1] int32, where each row begins, and L
     lengths: tuple[int, ...]  # [N] their tokens, known without asking the device
 
     def to(self, device: torch.device) -> Packed:
@@ -121,7 +120,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The trajectories of one forward pass, padded on the right, or packed into one row."""
+    """The rows of one forward pass, padded on the right, or packed end to end."""
 
     token_ids: torch.Tensor  # [B, L] int64
     sampled: torch.Tensor  # [T] int64, places of the sampled tokens in the flattened token_ids, in order
@@ -133,25 +132,24 @@ class Inputs:
         return Inputs(self.token_ids.to(device), self.sampled.to(device), packed)
 
 
-def collate(trajectories: Sequence[Trajectory], packing: bool) -> Inputs:
-    """One forward pass of the trajectories, on the CPU. Their sampled tokens in order are the concatenation of each
-    one's."""
-    lengths = [len(t.token_ids) for t in trajectories]
+def collate(rows: Sequence[Row], packing: bool) -> Inputs:
+    """One forward pass of the rows, on the CPU. Their sampled tokens in order are the concatenation of each one's."""
+    lengths = [len(row.token_ids) for row in rows]
     if packing:
-        token_ids = np.concatenate([t.token_ids for t in trajectories], dtype=np.int64)[None]
-        sampled = np.concatenate([t.sampled for t in trajectories])
+        token_ids = np.concatenate([row.token_ids for row in rows], dtype=np.int64)[None]
+        sampled = np.concatenate([row.sampled for row in rows])
     else:
-        token_ids = np.zeros((len(trajectories), max(lengths)), dtype=np.int64)
+        token_ids = np.zeros((len(rows), max(lengths)), dtype=np.int64)
         sampled = np.zeros_like(token_ids, dtype=np.bool_)
-        for row, (trajectory, length) in enumerate(zip(trajectories, lengths, strict=True)):
-            token_ids[row, :length] = trajectory.token_ids
-            sampled[row, :length] = trajectory.sampled
+        for number, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            token_ids[number, :length] = row.token_ids
+            sampled[number, :length] = row.sampled
     places = np.flatnonzero(sampled)  # numbers: to select by a mask, the host waits for the device to count it
     return Inputs(torch.from_numpy(token_ids), torch.from_numpy(places), pack(lengths) if packing else None)
 
 
 def pack(lengths: list[int]) -> Packed:
-    """Trajectories of these lengths end to end."""
+    """Rows of these lengths end to end."""
     positions = np.concatenate([np.arange(length) for length in lengths])[None]
     bounds = np.cumsum([0, *lengths], dtype=np.int32)
     return Packed(torch.from_numpy(positions), torch.from_numpy(bounds), tuple(lengths))

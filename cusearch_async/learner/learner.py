@@ -199,7 +199,9 @@ class DeepSpeedLearner:
             "reload": self._engine.reload,
         }
         while (command := msgspec.msgpack.decode(self._ranks.listen(), type=Command)).do != "stop":
-            selected = [codec.decode(payload, self._config.episode.max_tokens) for payload in command.payloads]
+            selected = [
+                codec.decode(payload, self._config.episode.max_trajectory_tokens) for payload in command.payloads
+            ]
             if command.do == "update":
                 self._update(selected, np.array(command.advantages), command.step)
             elif command.do == "score":

@@ -18,16 +18,16 @@ from cusearch_async.config import Config, LearnerConfig, LossConfig
 from cusearch_async.learner import batching
 from cusearch_async.learner.batching import Inputs
 from cusearch_async.streams import Stream, stream
-from cusearch_async.types import Trajectory
+from cusearch_async.types import Row, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
-    """One forward pass of this rank: some trajectories of a mini-batch, and what is known beforehand of the T tokens
-    that they have sampled, laid end to end. Of trajectories with the same tokens the first alone is computed."""
+    """One forward pass of this rank: some rows of a mini-batch's trajectories, and what is known beforehand of the T
+    tokens that are sampled in them, laid end to end. Of rows with the same tokens the first alone is computed."""
 
     rows: tuple[int, ...]
-    """Its trajectories, as indices of the selection."""
+    """Indices of the plan's `rows`."""
     is_filler: bool
     """Not to be trained on: it stands in where another rank has more micro-batches, since every rank must call forward
     and backward equally often."""
@@ -38,8 +38,8 @@ class MicroBatch:
     """Tokens in `inputs`, without padding."""
     computed: torch.Tensor  # [T] int64, which of the sampled tokens in `inputs` each token is
     lengths: tuple[int, ...]
-    """Sampled tokens of each trajectory; they sum to T."""
-    row: torch.Tensor  # [T] int64, which of the selection the token belongs to
+    """Sampled tokens of each row; they sum to T."""
+    trajectory: torch.Tensor  # [T] int64, which of the selection the token belongs to
     depth: torch.Tensor  # [T] int64, search depth of the token's trajectory
     log_behaviour: torch.Tensor  # [T] float32, log μ, recorded when the token was sampled
     versions: torch.Tensor  # [T] int32, policy version that sampled the token
@@ -47,7 +47,7 @@ class MicroBatch:
     aggregation: torch.Tensor  # [T] float32, a_t, from `losses.aggregation_weights` over the whole mini-batch
 
     def to(self, device: torch.device) -> MicroBatch:
-        per_token = ("computed", "row", "depth", "log_behaviour", "versions", "advantages", "aggregation")
+        per_token = ("computed", "trajectory", "depth", "log_behaviour", "versions", "advantages", "aggregation")
         moved = {name: getattr(self, name).to(device) for name in per_token}
         return replace(self, inputs=self.inputs.to(device), **moved)
 
@@ -62,10 +62,12 @@ class UpdatePlan:
 
     step: int
     selected: tuple[Trajectory, ...]
+    rows: tuple[Row, ...]
+    """Of all of `selected`, in order."""
     minibatches: tuple[MiniBatch, ...]
     """As many, with as many micro-batches each, on every rank."""
     prefix_share: float
-    """Of the tokens of different trajectories, on all ranks, those of a beginning that another one of the same
+    """Of the tokens of different rows, on all ranks, those of a beginning that another one of the same
     mini-batch has too."""
 
     @property
@@ -74,11 +76,11 @@ class UpdatePlan:
         return [micro for minibatch in self.minibatches for micro in minibatch]
 
     def tokens(self) -> tuple[int, int, int]:
-        """Tokens of this rank's trajectories, those of them that are computed, and those with their padding. Fillers do
+        """Tokens of this rank's rows, those of them that are computed, and those with their padding. Fillers do
         not count."""
         trained = [micro for micro in self.micro_batches if not micro.is_filler]
         return (
-            sum(len(self.selected[row].token_ids) for micro in trained for row in micro.rows),
+            sum(len(self.rows[row].token_ids) for micro in trained for row in micro.rows),
             sum(micro.tokens for micro in trained),
             sum(micro.inputs.token_ids.numel() for micro in trained),
         )
@@ -108,26 +110,31 @@ def plan_update(
     for part in parts:
         lengths = [selected[row].sampled_tokens for row in part]
         weights[part] = losses.aggregation_weights(lengths, config.loss.aggregation, most_tokens)
-    different = [batching.distinct(selected, part) for part in parts]
+    rows = tuple(row for trajectory in selected for row in trajectory.rows)
+    ends = np.cumsum([0, *(len(t.starts) for t in selected)])
+    of_row = np.repeat(np.arange(len(selected)), np.diff(ends))
+    different = [
+        batching.distinct(rows, [number for i in part for number in range(ends[i], ends[i + 1])]) for part in parts
+    ]
     minibatches = tuple(
         tuple(
-            _micro_batch(share, selected, advantages, weights, config.learner.packing)
-            for share in _shares_of_rank(copies, selected, advantages, config.loss, config.learner, rank, ranks)
+            _micro_batch(share, selected, rows, of_row, advantages, weights, config.learner.packing)
+            for share in _shares_of_rank(copies, rows, advantages[of_row], config.loss, config.learner, rank, ranks)
         )
         for copies in different
     )
-    return UpdatePlan(step, tuple(selected), minibatches, _prefix_share(different, selected))
+    return UpdatePlan(step, tuple(selected), rows, minibatches, _prefix_share(different, rows))
 
 
-def _prefix_share(different: list[list[list[int]]], selected: Sequence[Trajectory]) -> float:
-    computed = [[selected[rows[0]] for rows in copies] for copies in different]
-    tokens = sum(len(t.token_ids) for some in computed for t in some)
+def _prefix_share(different: list[list[list[int]]], rows: Sequence[Row]) -> float:
+    computed = [[rows[same[0]] for same in copies] for copies in different]
+    tokens = sum(len(row.token_ids) for some in computed for row in some)
     return (tokens - sum(map(batching.prefix_tree_tokens, computed))) / max(tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """One micro-batch as rows of the selection."""
+    """One micro-batch as indices of the rows."""
 
     copies: list[list[int]]
     """Those with the same tokens in one list."""
@@ -137,7 +144,7 @@ class _Share:
 
 def _shares_of_rank(
     copies: list[list[int]],
-    selected: Sequence[Trajectory],
+    rows: Sequence[Row],
     advantages: NDArray[np.float64],
     loss: LossConfig,
     learner: LearnerConfig,
@@ -145,18 +152,18 @@ def _shares_of_rank(
     ranks: int,
 ) -> Iterator[_Share]:
     """The micro-batches of one rank for a mini-batch, whose rows come as lists of `copies`: those with a gradient, and
-    then those without. Fillers make them as many as the busiest rank has."""
-    shortest = min(copies, key=lambda rows: len(selected[rows[0]].token_ids))
+    then those without. Fillers make them as many as the busiest rank has. `advantages` [R] are the rows'."""
+    shortest = min(copies, key=lambda same: len(rows[same[0]].token_ids))
     # a user's own objective may give a gradient to a token without an advantage
     needs_advantage = loss.objective in losses.OBJECTIVES and not loss.kl_coef and not loss.entropy_coef
     divided: dict[bool, list[list[int]]] = {True: [], False: []}
-    for rows in copies:
-        divided[not needs_advantage or bool(np.any(advantages[rows]))].append(rows)
+    for same in copies:
+        divided[not needs_advantage or bool(np.any(advantages[same]))].append(same)
     if not divided[True]:  # an optimizer step needs a gradient, if only of zeros
         divided[False].remove(shortest)
         divided[True].append(shortest)
     for has_gradient, some in divided.items():
-        own, most = _groups_of_rank(some, selected, learner, rank, ranks)
+        own, most = _groups_of_rank(some, rows, learner, rank, ranks)
         for group in own:
             yield _Share(group, False, has_gradient)
         for _ in range(most - len(own)):
@@ -164,10 +171,10 @@ def _shares_of_rank(
 
 
 def _groups_of_rank(
-    copies: list[list[int]], selected: Sequence[Trajectory], settings: LearnerConfig, rank: int, ranks: int
+    copies: list[list[int]], rows: Sequence[Row], settings: LearnerConfig, rank: int, ranks: int
 ) -> tuple[list[list[list[int]]], int]:
     """The `copies` of each micro-batch of one rank, and how many micro-batches the busiest rank has."""
-    tokens = [len(selected[rows[0]].token_ids) for rows in copies]
+    tokens = [len(rows[same[0]].token_ids) for same in copies]
     per_rank = []
     for own in batching.shares(tokens, ranks):
         groups = batching.micro_batches([tokens[i] for i in own], settings.micro_batch_tokens, settings.packing)
@@ -178,36 +185,40 @@ def _groups_of_rank(
 def _micro_batch(
     share: _Share,
     selected: Sequence[Trajectory],
+    rows: Sequence[Row],
+    of_row: NDArray[np.int64],
     advantages: NDArray[np.float64],
     weights: NDArray[np.float64],
     packing: bool,
 ) -> MicroBatch:
-    rows = [row for copies in share.copies for row in copies]
-    chosen, first = [selected[row] for row in rows], [selected[copies[0]] for copies in share.copies]
-    lengths = [t.sampled_tokens for t in chosen]
-    ends = np.cumsum([t.sampled_tokens for t in first])
+    """`of_row` [R]: which of `selected` a row belongs to. `advantages` and `weights` are theirs."""
+    numbers = [number for copies in share.copies for number in copies]
+    chosen, first = [rows[number] for number in numbers], [rows[copies[0]] for copies in share.copies]
+    of_chosen = of_row[numbers]
+    lengths = [row.sampled_tokens for row in chosen]
+    ends = np.cumsum([row.sampled_tokens for row in first])
     computed = [
         np.arange(end - one.sampled_tokens, end)
         for end, one, copies in zip(ends, first, share.copies, strict=True)
         for _ in copies
     ]
 
-    def spread(values: Sequence[int] | NDArray[np.float32]) -> torch.Tensor:
-        """One value per trajectory, at each of its tokens."""
+    def spread(values: Sequence[int] | NDArray[np.int64] | NDArray[np.float32]) -> torch.Tensor:
+        """One value per row, at each of its tokens."""
         return torch.from_numpy(np.repeat(values, lengths))
 
     return MicroBatch(
-        rows=tuple(rows),
+        rows=tuple(numbers),
         is_filler=share.is_filler,
         has_gradient=share.has_gradient,
         inputs=batching.collate(first, packing),
-        tokens=sum(len(t.token_ids) for t in first),
+        tokens=sum(len(row.token_ids) for row in first),
         computed=torch.from_numpy(np.concatenate(computed)),
         lengths=tuple(lengths),
-        row=spread(rows),
-        depth=spread([t.depth for t in chosen]),
-        log_behaviour=torch.from_numpy(np.concatenate([t.logprobs for t in chosen])),
-        versions=torch.from_numpy(np.concatenate([t.versions for t in chosen])),
-        advantages=spread(advantages[rows].astype(np.float32)),
-        aggregation=spread(weights[rows].astype(np.float32)),
+        trajectory=spread(of_chosen),
+        depth=spread([selected[i].depth for i in of_chosen]),
+        log_behaviour=torch.from_numpy(np.concatenate([row.logprobs for row in chosen])),
+        versions=torch.from_numpy(np.concatenate([row.versions for row in chosen])),
+        advantages=spread(advantages[of_chosen].astype(np.float32)),
+        aggregation=spread(weights[of_chosen].astype(np.float32)),
     )

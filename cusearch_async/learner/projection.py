@@ -20,7 +20,7 @@ from torch import nn
 from cusearch_async.config import Config
 from cusearch_async.learner.batching import micro_batches
 from cusearch_async.learner.model import SampledLogprobs, load_causal_lm, train_upper_layers
-from cusearch_async.types import Trajectory
+from cusearch_async.types import Row, Trajectory
 
 DIMENSIONS = 65_521
 """A prime, so that no two entries of a column fall together regularly."""
@@ -60,20 +60,23 @@ class ProjectedGradients:
 
     def of(self, trajectories: Sequence[Trajectory]) -> Mapping[str, NDArray[np.float32]]:
         """Part -> [T, DIMENSIONS]: `all` sampled tokens, and `search`, those that an observation follows."""
+        rows = [row for trajectory in trajectories for row in trajectory.rows]
+        of_row = np.repeat(np.arange(len(trajectories)), [len(t.starts) for t in trajectories])
         search, rest = np.zeros((2, len(trajectories), DIMENSIONS), np.float32)
-        for rows in micro_batches([len(t.token_ids) for t in trajectories], self._batch_tokens, packing=False):
-            search[rows], rest[rows] = self._of_batch([trajectories[row] for row in rows])
+        for numbers in micro_batches([len(row.token_ids) for row in rows], self._batch_tokens, packing=False):
+            for sums, part in zip((search, rest), self._of_batch([rows[i] for i in numbers]), strict=True):
+                np.add.at(sums, of_row[numbers], part)
         return {"all": search + rest, "search": search}
 
-    def _of_batch(self, batch: Sequence[Trajectory]) -> Iterator[NDArray[np.float32]]:
+    def _of_batch(self, batch: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
         """[B, DIMENSIONS] of the search tokens, and of the others."""
-        width = max(len(trajectory.token_ids) for trajectory in batch)
+        width = max(len(row.token_ids) for row in batch)
         token_ids, places, searching = torch.zeros(len(batch), width, dtype=torch.int64), [], []
-        for row, trajectory in enumerate(batch):
-            token_ids[row, : len(trajectory.token_ids)] = torch.from_numpy(trajectory.token_ids.astype(np.int64))
-            sampled = np.flatnonzero(trajectory.sampled)
-            places.append(row * width + sampled)
-            searching.append(sampled < np.flatnonzero(~trajectory.sampled)[-1])
+        for number, row in enumerate(batch):
+            token_ids[number, : len(row.token_ids)] = torch.from_numpy(row.token_ids.astype(np.int64))
+            sampled = np.flatnonzero(row.sampled)
+            places.append(number * width + sampled)
+            searching.append(sampled < np.flatnonzero(~row.sampled)[-1])
         with self._watched() as passed:
             where = torch.from_numpy(np.concatenate(places)).to(self._device)
             log_probs, _ = self._module(token_ids.to(self._device), where, self._temperature, None, False)

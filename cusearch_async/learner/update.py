@@ -98,7 +98,7 @@ class Update:
     def _checked(self, name: str, log_probs: LogProbs) -> LogProbs:
         """Counts what is not finite, without waiting for the device."""
         for micro, values in log_probs.items():
-            self._bad[name].index_add_(0, micro.row, (~torch.isfinite(values)).to(torch.int32))
+            self._bad[name].index_add_(0, micro.trajectory, (~torch.isfinite(values)).to(torch.int32))
         return log_probs
 
     def faults(self, gradient: torch.Tensor) -> str:

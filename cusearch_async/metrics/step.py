@@ -68,6 +68,7 @@ def describe_step(
         "by_depth/staleness": _by_depth(staleness, depths, s_max),
         "by_depth/reward": _by_depth(np.array([t.reward for t in everyone]), depths, s_max),
         "by_depth/em": _by_depth(np.array([t.em for t in everyone]), depths, s_max),
+        "episode/rows": _mean(len(t.starts) for t in everyone),
         "episode/turns": _mean(t.turns for t in everyone),
         "episode/cut_turns": sum(t.cut_turns for t in everyone) / max(1, sum(t.turns for t in everyone)),
         "episode/repeated_observations": repeated / max(1, sum(map(len, observed))),
@@ -80,8 +81,8 @@ def describe_step(
 
 def _observations(trajectory: Trajectory) -> list[bytes]:
     """The tokens that the environment answered with, turn by turn."""
-    edges = np.flatnonzero(np.diff(trajectory.sampled)) + 1
-    return [tokens.tobytes() for tokens in np.split(trajectory.token_ids, edges)[2::2]]
+    split = (np.split(row.token_ids, np.flatnonzero(np.diff(row.sampled)) + 1) for row in trajectory.rows)
+    return [tokens.tobytes() for parts in split for tokens in parts[2::2]]
 
 
 def describe_environments(pool: Pool, selected: Sequence[Trajectory], labels: Sequence[str]) -> Metrics:

@@ -50,7 +50,7 @@ class RecordedStep:
         config = load_config(run_folder / "starts" / f"{record.epoch:04d}.toml")
         start = next((start for start in read_starts(run_folder) if start.epoch == record.epoch), None)
         try:
-            pool = record.trajectories(config.episode.max_tokens)
+            pool = record.trajectories(config.episode.max_trajectory_tokens)
             for trajectory in pool:
                 limits_of(config).check(trajectory)
         except (CorruptPayload, InvalidTrajectory) as error:

@@ -6,6 +6,7 @@ environment interprets the turns.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,12 +139,20 @@ class EpisodeRunner:
             ids = prompting.build_observation(self.tokenizer, observation.text, settings)
             tape.add_environment(observation.author, self.tokenizer.decode(ids, skip_special_tokens=False), ids)
         score = await environment.final_score(episode)
-        return self._trajectory(episode, tape, score, worker, started, waited_s, counted_tokens)
+        return self._trajectory(episode, [tape], score, worker, started, waited_s, counted_tokens)
 
     def _trajectory(
-        self, episode: Episode, tape: Tape, score: Score, worker: str, started: float, waited_s: float, counted: int
+        self,
+        episode: Episode,
+        rows: Sequence[Tape],
+        score: Score,
+        worker: str,
+        started: float,
+        waited_s: float,
+        counted: int,
     ) -> Trajectory:
         question = episode.question
+        lengths = [len(tape.token_ids) for tape in rows]
         return Trajectory(
             ticket=episode.ticket,
             rollout=episode.rollout,
@@ -152,15 +161,16 @@ class EpisodeRunner:
             question=question.text,
             answers=question.answers,
             prediction=score.prediction,
-            token_ids=np.array(tape.token_ids, dtype=np.int32),
-            sampled=np.array(tape.sampled, dtype=np.bool_),
-            logprobs=np.concatenate(tape.logprobs),
-            versions=np.concatenate(tape.versions),
+            token_ids=np.array([token for tape in rows for token in tape.token_ids], dtype=np.int32),
+            sampled=np.array([sampled for tape in rows for sampled in tape.sampled], dtype=np.bool_),
+            logprobs=np.concatenate([turn for tape in rows for turn in tape.logprobs]),
+            versions=np.concatenate([turn for tape in rows for turn in tape.versions]),
+            starts=(0, *itertools.accumulate(lengths[:-1])),
             depth=episode.depth,
             retrieval_tokens=counted,
-            turns=len(tape.logprobs),
-            cut_turns=tape.cut_turns,
-            recall=share_shown(question.evidence, tape.segments),
+            turns=sum(len(tape.logprobs) for tape in rows),
+            cut_turns=sum(tape.cut_turns for tape in rows),
+            recall=share_shown(question.evidence, episode.segments),
             reward=score.reward,
             em=score.em,
             f1=score.f1,

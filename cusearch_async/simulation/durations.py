@@ -65,7 +65,7 @@ def recorded_durations(folder: Path, config: Config) -> Durations:
     rows, steps = read_metrics(folder / METRICS), sorted(recorded(folder))[-RECORDS:]
     if not rows or not steps:
         raise ConfigError(f"{folder} has no {'steps' if not rows else 'records (run.records_mib)'} to take times from")
-    found = [t for step in steps for t in read_record(folder, step).trajectories(config.episode.max_tokens)]
+    found = [t for step in steps for t in read_record(folder, step).trajectories(config.episode.max_trajectory_tokens)]
 
     loads = [row.get("rollout/weight_load_s", 0.0) / max(1.0, row.get("rollout/workers", 1.0)) for row in rows]
     return Durations(

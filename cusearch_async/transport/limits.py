@@ -39,9 +39,13 @@ class RunLimits:
     limit_bytes: int
     """Maximum number of buffered payload bytes. The pool that the learner waits for may exceed it."""
     max_tokens: int
-    """Longest possible trajectory."""
+    """Longest possible row of a trajectory."""
     vocab_size: int | None = None
     """Token ids are below this; None when the model's config has not been read."""
+
+    @property
+    def max_trajectory_tokens(self) -> int:
+        return (self.s_max + 1) * self.max_tokens
 
     def due(self, step: int) -> tuple[int, int]:
         """First and last ticket of the pool that must be trained at `step` at the latest."""
@@ -59,7 +63,8 @@ class RunLimits:
         """Raises: InvalidTrajectory that names the value outside the limits."""
         for name, value, most in (
             ("depth", trajectory.depth, self.s_max),
-            ("token_ids", len(trajectory.token_ids), self.max_tokens),
+            ("rows", len(trajectory.starts), self.s_max + 1),
+            ("a row's token_ids", max(len(row.token_ids) for row in trajectory.rows), self.max_tokens),
         ):
             if value > most:
                 raise InvalidTrajectory(f"trajectory {trajectory.id}: {name} must be at most {most}, got {value}")

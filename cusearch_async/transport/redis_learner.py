@@ -106,7 +106,7 @@ class LearnerSide(RedisRun):
 
     def _read(self, name: str, payload: bytes | None) -> Trajectory:
         """The trajectory. Raises: CorruptPayload or InvalidTrajectory when it must not be trained on."""
-        trajectory = codec.decode(payload or b"", self._limits.max_tokens)
+        trajectory = codec.decode(payload or b"", self._limits.max_trajectory_tokens)
         if trajectory.id != name:
             raise CorruptPayload(f"the payload belongs to trajectory {trajectory.id}")
         self._limits.check(trajectory)

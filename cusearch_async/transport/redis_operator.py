@@ -84,7 +84,7 @@ class OperatorSide(RedisRun):
         if not fields:
             return None
         shown = {text_of(name): text_of(value) for name, value in fields.items()}
-        return codec.decode(payload or b"", self._limits.max_tokens), shown
+        return codec.decode(payload or b"", self._limits.max_trajectory_tokens), shown
 
     async def _bucket(self, depth: int) -> AsyncIterator[tuple[str, dict[str, str]]]:
         for first in itertools.count(0, _PIECE):

@@ -20,7 +20,7 @@ import numpy as np
 from cusearch_async.config import Config
 from cusearch_async.data.files import Row, locate, read_rows
 from cusearch_async.data.rows import Origin, origin_of, parse_row
-from cusearch_async.environments import Environment
+from cusearch_async.environments import AgentEnvironment, Environment
 from cusearch_async.environments.search import TAGS
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.rollout.episode import EpisodeRunner
@@ -116,7 +116,11 @@ class _Rollout:
     def of_written(self, row: Row, question: Question) -> Trajectory:
         turns = _texts(row, "turns")
         label = row.values.get("environment", self._config.evaluated_in)
-        self._environment(row.where, label)
+        if isinstance(self._environment(row.where, label), AgentEnvironment):
+            raise ConfigError(
+                f"{row.where}: an agent writes its own messages, so 'turns' do not make its episode; export one of its "
+                "trajectories (`cusearch buffer export`), or take recorded ones (--from RUN)"
+            )
         self._policy.begin(turns)
         self._search.begin(_documents(row))
         try:
@@ -138,7 +142,7 @@ class _Rollout:
                 for name in Trajectory.__slots__
             }
             values |= {name: np.array(values[name], dtype=kind) for name, kind in _VECTORS.items()}
-            found = Trajectory(**values | {"answers": tuple(values["answers"])})
+            found = Trajectory(**values | {name: tuple(values[name]) for name in ("answers", "starts")})
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"{row.where}: it is no exported trajectory: {type(error).__name__}: {error}") from error
         return self.checked(found, row.where)
@@ -148,15 +152,15 @@ class _Rollout:
         environment = self._environment(where, found.environment)
         question = Question(id=found.question_id, text=found.question, answers=found.answers, category="")
         prompt = build_prompt(self._tokenizer, environment.prompt(question), self._config.model.template_arguments)
-        if found.token_ids[: len(prompt)].tolist() != prompt or found.sampled[: len(prompt)].any():
+        begins = found.token_ids[: len(prompt)].tolist() == prompt and not found.sampled[: len(prompt)].any()
+        if not (begins or isinstance(environment, AgentEnvironment)):  # an agent writes its own prompt
             raise ConfigError(
                 f"{where}: it does not begin with the prompt of this run's model and template; use those it was made "
                 "with"
             )
-        if len(found.token_ids) > self.most_tokens:
-            raise ConfigError(
-                f"{where}: it has {len(found.token_ids)} tokens, an episode of this run at most {self.most_tokens}"
-            )
+        longest = max(len(one.token_ids) for one in found.rows)
+        if longest > self.most_tokens:
+            raise ConfigError(f"{where}: it has {longest} tokens, an episode of this run at most {self.most_tokens}")
         return replace(found, logprobs=np.zeros_like(found.logprobs), versions=np.zeros_like(found.versions))
 
     def _environment(self, where: str, label: Any) -> Environment:

@@ -18,8 +18,9 @@ from aiohttp import web
 from cusearch_async.concurrency import InFlight
 from cusearch_async.config import Config, weights_token
 from cusearch_async.errors import ConfigError, CusearchError, WeightsUnavailable
+from cusearch_async.weights.downloads import SILENCE_S, Downloads, downloading
 from cusearch_async.weights.folder import WeightStore
-from cusearch_async.weights.http import SILENCE_S, Downloads, Server, downloading, listening
+from cusearch_async.weights.http import Server, listening
 from cusearch_async.weights.interface import OpenedVersion
 
 log = logging.getLogger(__name__)

@@ -96,8 +96,36 @@ async def rewrites_history(task: Task) -> str:
         reply = await client.chat.completions.create(model=task.model, messages=messages)
         said = "(a summary) " + (reply.choices[0].message.content or "")
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]
-        await client.chat.completions.create(model=task.model, messages=messages)
-    return ""
+        reply = await client.chat.completions.create(model=task.model, messages=messages)
+    return reply.choices[0].message.content or ""
+
+
+async def forgets_old_results(task: Task) -> str:
+    """Shortens the results before the last one, as agents do whose history becomes long."""
+    messages: list = [{"role": "user", "content": task.question}]
+    async with client_of(task) as client:
+        while True:
+            reply = await client.chat.completions.create(model=task.model, messages=messages, tools=[SEARCH])
+            message = reply.choices[0].message
+            if not message.tool_calls:
+                return message.content or ""
+            for old in messages:
+                if isinstance(old, dict) and old["role"] == "tool":
+                    old["content"] = "…"
+            messages.append(message)
+            for call in message.tool_calls:
+                found = await task.search(json.loads(call.function.arguments)["query"])
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": "\n".join(found)})
+
+
+async def asks_two_at_once(task: Task) -> str:
+    async with client_of(task) as client:
+        asking = (
+            client.chat.completions.create(model=task.model, messages=[{"role": "user", "content": text}])
+            for text in (task.question, "Or where?")
+        )
+        replies = await asyncio.gather(*asking)
+    return " ".join(reply.choices[0].message.content or "" for reply in replies)
 
 
 async def asks_twice(task: Task) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.agents.conversation import Conversation, HistoryChanged, Message, ToolCall
+from cusearch_async.agents.conversation import Conversation, Message, ToolCall
 from cusearch_async.errors import EpisodeFailed
 from tests.agents.templates import CALLS_ALONE, FORGETS_THOUGHTS, PLAIN, TEMPLATES, chat_tokenizer
 
@@ -61,6 +61,7 @@ def test_each_request_appends_just_what_is_new(name, first, rounds, how):
     for turn, is_open, new in rounds:
         conversation.add(messages, TOOLS, turn, is_open)
         messages = (*messages, written_again(turn, how), *new)
+        assert conversation.changed(messages, TOOLS) == ""
         given_ids = conversation.following(messages, TOOLS)
         expected = (END if is_open else "") + "\n" + "".join(map(literally, new)) + asks
         assert tokenizer.decode(given_ids) == expected
@@ -69,7 +70,7 @@ def test_each_request_appends_just_what_is_new(name, first, rounds, how):
 
 
 @given(NEXT, TURN, NEXT, st.data())
-def test_a_changed_history_is_refused(first, turn, new, data):
+def test_a_changed_history_is_noticed(first, turn, new, data):
     conversation = Conversation(TOKENIZERS["plain"], {}, END)
     conversation.add(tuple(first), TOOLS, turn, is_open=False)
     history = [*first, turn, *new]
@@ -84,14 +85,18 @@ def test_a_changed_history_is_refused(first, turn, new, data):
             ]
         )
     )
-    with pytest.raises(HistoryChanged, match=f"message {place} "):
-        conversation.following([*history[:place], changed, *history[place + 1 :]], TOOLS)
-    with pytest.raises(HistoryChanged, match="not those of the request before"):
-        conversation.following(history, [])
-    with pytest.raises(HistoryChanged, match="messages came after"):
-        conversation.following(history[: len(first) + 1], TOOLS)
-    with pytest.raises(HistoryChanged, match="that the policy has not written"):
-        conversation.following([*history, turn], TOOLS)
+    assert f"message {place} " in conversation.changed([*history[:place], changed, *history[place + 1 :]], TOOLS)
+    assert "not those of the request before" in conversation.changed(history, [])
+    assert "messages came after" in conversation.changed(history[: len(first) + 1], TOOLS)
+    assert "that the policy has not written" in conversation.changed([*history, turn], TOOLS)
+
+
+@pytest.mark.parametrize(("said", "given"), [("<think>hm</think>\n5", "5"), ("hm</think>5", " 5\n")])
+def test_a_turn_is_known_without_its_thoughts(said, given):
+    turn = Message("assistant", said)
+    assert turn.says(Message("assistant", given))
+    assert not turn.says(Message("assistant", "6"))
+    assert not Message("assistant", given).says(turn), "the policy has thought nothing"
 
 
 def test_a_template_that_writes_a_turn_in_another_way_is_refused():

@@ -140,10 +140,6 @@ async def test_a_turn_that_was_cut_is_ended_for_the_policy():
         ("fails", r"the agent tests.agents.programs:fails failed: KeyError: .no such thing"),
         ("asks_nothing", r"ended without asking the policy$"),
         ("rewards_nothing_finite", r"must return a text, a finite number or None, got nan"),
-        (
-            "rewrites_history",
-            r"failed: BadRequestError: .*; it was refused: message 1 \(assistant\) is not what it was",
-        ),
         ("changes_temperature", r"refused: temperature must be the run's, 1 \(episode.temperature\), got 0.123"),
     ],
 )

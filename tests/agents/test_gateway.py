@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import aiohttp
@@ -103,65 +102,11 @@ async def test_a_session_is_reached_with_its_own_key_only_and_not_after_its_end(
         await post(url, HELLO, key)
 
 
-async def test_two_different_requests_at_once_are_refused_and_two_equal_ones_are_one():
-    begun, go, asked = asyncio.Event(), asyncio.Event(), []
-
-    async def slow(request):
-        asked.append(request)
-        begun.set()
-        await go.wait()
-        return reply_to("done")
-
-    async with Gateway(SETTINGS).session(slow, find) as (_, url, key):
-        one = asyncio.ensure_future(post(url, HELLO, key))
-        await begun.wait()
-        again = asyncio.ensure_future(post(url, HELLO, key))
-        status, refused = await post(url, {"messages": [{"role": "user", "content": "Other"}]}, key)
-        assert (status, "one after the other" in refused["error"]["message"]) == (409, True)
-        go.set()
-        assert (await one)[1] == (await again)[1]
-        assert len(asked) == 1
-
-
-async def test_a_turn_is_sampled_to_its_end_though_the_client_has_gone():
-    begun, go, ended = asyncio.Event(), asyncio.Event(), []
-
-    async def slow(request):
-        begun.set()
-        await go.wait()
-        ended.append(request)
-        return reply_to("done")
-
-    async with Gateway(SETTINGS).session(slow, find) as (_, url, key):
-        asking = asyncio.ensure_future(post(url, HELLO, key))
-        await begun.wait()
-        asking.cancel()
-        await asyncio.wait([asking])
-        go.set()
-        assert (await post(url, HELLO, key))[1]["choices"][0]["message"]["content"] == "done"
-        assert len(ended) == 1
-
-
-async def test_the_end_of_a_session_ends_its_turn():
-    begun, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def slow(request):
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-
-    gateway = Gateway(SETTINGS)
-    async with gateway.session(echo, find), gateway.session(slow, find) as (_, url, key):
-        asking = asyncio.ensure_future(post(url, HELLO, key))
-        await begun.wait()
-        closing = asyncio.ensure_future(gateway._sessions[key].end())
-        status, answer = await asking
-        await closing
-    assert cancelled.is_set()
-    assert (status, answer["error"]["code"]) == (409, "session_ended")
+async def test_what_is_not_served_is_named_in_the_apis_form():
+    async with Gateway(SETTINGS).session(echo, find) as (_, url, key):
+        headers = {"Authorization": f"Bearer {key}"}
+        async with aiohttp.request("POST", f"{url}/v1/embeddings", headers=headers) as response:
+            assert (response.status, (await response.json())["error"]["type"]) == (404, "invalid_request_error")
 
 
 async def test_it_listens_on_loopback_while_a_session_is_open():

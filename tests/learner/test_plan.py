@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,48 @@ def test_a_micro_batch_keeps_the_token_limit_or_is_one_trajectory(shapes, miniba
             distinct = {plan.selected[row].token_ids.tobytes() for row in micro.rows}
             assert micro.inputs.token_ids.numel() <= tokens or len(distinct) == 1
             assert (micro.inputs.packed is not None) == packing
+
+
+@PLANS
+def test_rows_are_computed_alone_and_weigh_as_their_trajectory(shapes, minibatch, tokens, packing, ranks):
+    """As if each row were a trajectory of its own, but for the mini-batch and the weight of the whole."""
+    selected, advantages = made(shapes), np.arange(len(shapes)) / 4 - 1
+    split = [
+        replace(t, starts=(0, prompt + sampled // 2)) if sampled > 1 else t
+        for t, (prompt, sampled) in zip(selected, shapes, strict=True)
+    ]
+    config = config_of(minibatch, tokens, packing, "seq-mean-token-mean")
+    wholes = [plan_update(selected, advantages, 3, config, rank, ranks) for rank in range(ranks)]
+    plans = [plan_update(split, advantages, 3, config, rank, ranks) for rank in range(ranks)]
+
+    def of_tokens(plans):
+        """By mini-batch and by what was recorded of the token, which is unlike all others."""
+        return {
+            (number, version): tuple(values)
+            for plan in plans
+            for number, part in enumerate(plan.minibatches)
+            for micro in trained(part)
+            for version, *values in zip(
+                micro.versions.tolist(),
+                micro.trajectory.tolist(),
+                micro.depth.tolist(),
+                micro.log_behaviour.tolist(),
+                micro.advantages.tolist(),
+                micro.aggregation.tolist(),
+                strict=True,
+            )
+        }
+
+    assert of_tokens(plans) == of_tokens(wholes)
+    for plan in plans:
+        assert len(plan.rows) == sum(len(t.starts) for t in split)
+        for micro in plan.micro_batches:
+            own = [plan.rows[number] for number in micro.rows]
+            assert micro.lengths == tuple(row.sampled_tokens for row in own)
+            lengths = {len(row.token_ids) for row in own}
+            assert micro.inputs.token_ids.shape[1] == (max(lengths) if not packing else micro.tokens)
+            ids = micro.inputs.token_ids.flatten()[micro.inputs.sampled][micro.computed]
+            np.testing.assert_array_equal(ids, np.concatenate([row.token_ids[row.sampled] for row in own]))
 
 
 def test_of_trajectories_with_the_same_tokens_one_is_computed():
@@ -193,7 +236,7 @@ def test_each_token_has_what_its_own_trajectory_says_of_it(shapes, minibatch, to
         for micro in plan.micro_batches:
             chosen = [plan.selected[row] for row in micro.rows]
             assert micro.lengths == tuple(len(t.logprobs) for t in chosen)
-            row = micro.row.tolist()
+            row = micro.trajectory.tolist()
             assert row == [i for i in micro.rows for _ in plan.selected[i].logprobs]
             assert micro.depth.tolist() == [plan.selected[i].depth for i in row]
             assert micro.advantages.tolist() == [i / 4 - 1 for i in row]
@@ -213,7 +256,7 @@ def test_the_weight_of_a_token_does_not_depend_on_how_a_mini_batch_is_divided(
             row: weight
             for plan in plans
             for micro in plan.micro_batches
-            for row, weight in zip(micro.row.tolist(), micro.aggregation.tolist(), strict=True)
+            for row, weight in zip(micro.trajectory.tolist(), micro.aggregation.tolist(), strict=True)
         }
 
     whole = weights(plans_of(shapes, config_of(tokens=100_000, aggregation=aggregation), 1))

@@ -300,9 +300,9 @@ def test_the_mean_of_the_gradients_of_all_ranks_is_that_of_the_whole_mini_batch(
         plan = plan_update(selected, advantages, 3, config, rank, count)
         update = Update(plan, config.loss, torch.device("cpu"))
         means = torch.full((5,), -1.0, requires_grad=True)
-        update.set_proximal({micro: means.detach()[micro.row] for micro in update.to_score})
+        update.set_proximal({micro: means.detach()[micro.trajectory] for micro in update.to_score})
         for micro in plan.micro_batches:
-            log_policy = means[micro.row]
+            log_policy = means[micro.trajectory]
             tokens = update.tokens(micro, log_policy.detach())
             loss, _ = policy_loss(log_policy, tokens, surrogate_of(config.loss), -log_policy)
             to_backward(loss, log_policy, micro, count).backward()
@@ -325,7 +325,7 @@ def test_each_micro_batch_has_its_own_proximal_and_reference(config_of):
     update.set_reference(references)
     for micro, proximal in ((first, -1.0), (second, -2.0)):
         tokens = update.tokens(micro, torch.full_like(micro.log_behaviour, -1.0))
-        assert tokens.log_prox.tolist() == [proximal] * len(micro.row)
+        assert tokens.log_prox.tolist() == [proximal] * len(micro.trajectory)
         assert tokens.log_reference is not None
         assert tokens.log_reference.tolist() == references[micro].tolist()
 

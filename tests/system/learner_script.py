@@ -48,7 +48,8 @@ def with_copies(
     selected: list[Trajectory], advantages: NDArray[np.float64]
 ) -> tuple[list[Trajectory], NDArray[np.float64]]:
     """Two rollouts more of each of the first four tickets with the same tokens, but sampled with other probabilities,
-    and with advantages of their own; a third of all advantages is 0."""
+    and with advantages of their own; a third of all advantages is 0. Two trajectories have two rows, the second of
+    which begins with what was an observation."""
     from dataclasses import replace
 
     import numpy as np
@@ -64,6 +65,9 @@ def with_copies(
     ]
     advantages = np.concatenate([advantages, rng.normal(size=len(selected) - len(advantages))])
     advantages[::3] = 0
+    for place in (4, 5):
+        observation = 8 + len(selected[place].logprobs) // 2
+        selected[place] = replace(selected[place], starts=(0, observation))
     return selected, advantages
 
 

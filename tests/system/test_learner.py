@@ -255,20 +255,22 @@ def test_ranks_with_different_numbers_of_pieces_of_logits_agree_under_zero_3(tmp
 )
 def test_the_gradient_is_that_of_every_single_trajectory_by_itself(tmp_path, ranks, settings):
     """r = 1 in the first mini-batch: -1/T Σ (w A ∇ log π + η ∇ H) over all sampled tokens, by autograd of the model
-    itself, one trajectory after the other, some of which have the same tokens, and some no advantage."""
+    itself, one row after the other, some of which have the same tokens, and some no advantage."""
     shared = ("--method.budget", "18", "--loss.kl_coef", "0")
     train(tmp_path, "learner", "--to-step", "1", "--copies", ranks=ranks, settings=(*shared, *settings))
     entropy_coef = 0.5 if "--loss.entropy_coef" in settings else 0.0
     model = load_causal_lm(str(STARTER), "float32").double().eval()
     selected, advantages = with_copies(*fixed_trajectories())
     total = sum(len(t.logprobs) for t in selected)
-    for trajectory, advantage in zip(selected, advantages, strict=True):
-        ids = torch.tensor(trajectory.token_ids[None].astype(np.int64))
+    of_rows = [(row, advantage) for one, advantage in zip(selected, advantages, strict=True) for row in one.rows]
+    assert len(of_rows) == len(selected) + 2
+    for row, advantage in of_rows:
+        ids = torch.tensor(row.token_ids[None].astype(np.int64))
         log_all = torch.log_softmax(model(ids).logits[0, :-1], -1)
-        sampled = torch.tensor(trajectory.sampled[1:])
+        sampled = torch.tensor(row.sampled[1:])
         chosen = log_all.gather(-1, ids[0, 1:, None]).squeeze(-1)[sampled]
         entropy = -(log_all.exp() * log_all).sum(-1)[sampled]
-        weight = (chosen.detach() - torch.tensor(trajectory.logprobs)).exp().clamp(max=2)
+        weight = (chosen.detach() - torch.tensor(row.logprobs)).exp().clamp(max=2)
         (-(advantage * (weight * chosen).sum() + entropy_coef * entropy.sum()) / total).backward()
     expected = {f"model.{name}": p.grad.double().flatten() for name, p in model.named_parameters()}
     wanted = torch.cat([expected[name] for name in sorted(expected)])

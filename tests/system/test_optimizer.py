@@ -25,9 +25,13 @@ SETTINGS = (
 
 
 def log_probs(model, trajectory):
-    ids = torch.tensor(trajectory.token_ids[None].astype(np.int64))
+    return torch.cat([log_probs_of_row(model, row) for row in trajectory.rows])
+
+
+def log_probs_of_row(model, row):
+    ids = torch.tensor(row.token_ids[None].astype(np.int64))
     log_p = torch.log_softmax(model(ids).logits[0, :-1], -1)
-    return log_p.gather(-1, ids[0, 1:, None]).squeeze(-1)[torch.tensor(trajectory.sampled[1:])]
+    return log_p.gather(-1, ids[0, 1:, None]).squeeze(-1)[torch.tensor(row.sampled[1:])]
 
 
 def loss_of(trajectory, advantage, log_p, proximal, reference, loss):
@@ -52,14 +56,12 @@ def trained(config):
         with torch.no_grad():
             proximal, of_reference = ([log_probs(one, t) for t in selected] for one in (model, reference))
         for parts in plan_update(selected, advantages, step, config).minibatches:
-            rows = sorted({row for part in parts for row in part.rows if not part.is_filler})
+            trained_on = sorted({i for part in parts if not part.is_filler for i in part.trajectory.tolist()})
             optimizer.zero_grad()
-            total = sum(len(selected[row].logprobs) for row in rows)
-            for row in rows:
-                log_p = log_probs(model, selected[row])
-                loss = loss_of(
-                    selected[row], advantages[row], log_p, proximal[row], of_reference[row], config.loss
-                )  # fmt: skip
+            total = sum(len(selected[i].logprobs) for i in trained_on)
+            for i in trained_on:
+                log_p = log_probs(model, selected[i])
+                loss = loss_of(selected[i], advantages[i], log_p, proximal[i], of_reference[i], config.loss)
                 (loss / total).backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.learner.grad_clip)
             clipped += bool(norm > config.learner.grad_clip)

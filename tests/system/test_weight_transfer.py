@@ -15,9 +15,10 @@ import pytest
 
 from cusearch_async.config import load_config, shipped_configs
 from cusearch_async.errors import WeightsMismatch, WeightsUnavailable
-from cusearch_async.weights import http
+from cusearch_async.weights import downloads as client
+from cusearch_async.weights.downloads import Downloads
 from cusearch_async.weights.folder import WeightStore
-from cusearch_async.weights.http import Downloads, HttpTransport
+from cusearch_async.weights.http import HttpTransport
 from tests.conftest import SLOW, free_port, wait_until
 from tests.system.conftest import Run, finish
 from tests.system.test_engine import STOPS, logprobs_of, publish, small_model, wide_model, with_engine
@@ -78,7 +79,7 @@ def test_a_learner_that_dies_during_a_download_changes_nothing_and_its_successor
 ):
     store = WeightStore(tmp_path / "store")
     old, new = small_model(True, 0), small_model(True, 1)
-    keep = http._keep
+    keep = client._keep
 
     async def body(engine, text):
         async with served(tmp_path / "host", store) as downloads:
@@ -88,10 +89,10 @@ def test_a_learner_that_dies_during_a_download_changes_nothing_and_its_successor
             def dies(piece, file, tensors):
                 raise ConnectionResetError("the learner was killed")
 
-            monkeypatch.setattr(http, "_keep", dies)
+            monkeypatch.setattr(client, "_keep", dies)
             with pytest.raises(WeightsUnavailable, match=r"does not answer at weights.url"):
                 await engine.load(downloads, newer, check=True)
-            monkeypatch.setattr(http, "_keep", keep)
+            monkeypatch.setattr(client, "_keep", keep)
         assert engine.version == 0
         np.testing.assert_allclose(await engine.score([*text, 5]), logprobs_of(old, [*text, 5]), atol=1e-3)
         async with served(tmp_path / "host", store) as downloads:

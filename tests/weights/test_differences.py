@@ -11,6 +11,7 @@ import torch
 import zstandard
 
 from cusearch_async.weights import difference, http
+from cusearch_async.weights import downloads as client
 from cusearch_async.weights.difference import restore, write_difference
 from cusearch_async.weights.interface import MANIFEST, TENSORS
 from cusearch_async.weights.tensor_file import ArrivingTensors, BadTensorFile, records_of, write_tensors
@@ -130,7 +131,7 @@ async def test_machines_with_the_same_version_share_one_difference(site, monkeyp
 
 
 async def test_a_lost_connection_is_taken_up_within_a_difference(site, sent, monkeypatch):
-    monkeypatch.setattr(http, "RETRY_S", 0.01)
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
     async with site.learner.serving(), cutting(site.url, [1 << 30, 1 << 15]) as (url, _):
         config = site.config("worker")
         behind = config.model_copy(update={"weights": config.weights.model_copy(update={"url": url})})

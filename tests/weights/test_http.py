@@ -19,9 +19,11 @@ from safetensors.torch import load_file
 
 from cusearch_async.config import Config, load_config, shipped_configs
 from cusearch_async.errors import ConfigError, WeightsUnavailable, WriteFailed
+from cusearch_async.weights import downloads as client
 from cusearch_async.weights import http
+from cusearch_async.weights.downloads import Downloads
 from cusearch_async.weights.folder import WeightStore
-from cusearch_async.weights.http import Downloads, HttpTransport
+from cusearch_async.weights.http import HttpTransport
 from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS, Canary, OpenedVersion
 from tests.conftest import SLOW, free_port
 
@@ -276,10 +278,10 @@ async def cutting(port_of: str, after: list[int]) -> AsyncIterator[tuple[str, li
 
 
 async def test_a_lost_connection_is_taken_up_at_the_byte_that_was_next(site, monkeypatch):
-    monkeypatch.setattr(http, "RETRY_S", 0.01)
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
     name = site.publish(1)
     size = (site.store.directory(name) / TENSORS).stat().st_size
-    assert size > 2 * http.PIECE_BYTES
+    assert size > 2 * client.PIECE_BYTES
 
     async with site.learner.serving(), cutting(site.url, [5 << 20, 3 << 20]) as (url, passed):
         config = site.config("worker")
@@ -291,7 +293,7 @@ async def test_a_lost_connection_is_taken_up_at_the_byte_that_was_next(site, mon
 
 
 async def test_a_connection_that_never_gets_further_is_given_up(site, monkeypatch):
-    monkeypatch.setattr(http, "RETRY_S", 0.01)
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
     name = site.publish(1)
 
     async with site.learner.serving(), cutting(site.url, [5 << 20, *[0] * 50]) as (url, _):
@@ -304,7 +306,7 @@ async def test_a_connection_that_never_gets_further_is_given_up(site, monkeypatc
 
 
 async def test_what_is_being_downloaded_comes_whole_also_when_it_is_deleted(site, monkeypatch):
-    name, keep = site.publish(1), http._keep
+    name, keep = site.publish(1), client._keep
 
     def deleting(*args):
         shutil.rmtree(site.store.directory(name), ignore_errors=True)
@@ -314,7 +316,7 @@ async def test_what_is_being_downloaded_comes_whole_also_when_it_is_deleted(site
         fetch = downloads._fetch
 
         async def fetch_and_delete(path, target, *args):
-            monkeypatch.setattr(http, "_keep", deleting if target.name == TENSORS else keep)
+            monkeypatch.setattr(client, "_keep", deleting if target.name == TENSORS else keep)
             await fetch(path, target, *args)
 
         monkeypatch.setattr(downloads, "_fetch", fetch_and_delete)
@@ -333,7 +335,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[http.Server]:
 
 async def test_a_learner_at_its_end_waits_for_who_needs_the_last_version(site, servers, monkeypatch):
     """It can then be opened without the learner."""
-    monkeypatch.setattr(http, "RETRY_S", 0.01)
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
     async with site.host(needs_last=True) as downloads:
         async with site.learner.serving():
             first = site.publish(1)
@@ -346,7 +348,7 @@ async def test_a_learner_at_its_end_waits_for_who_needs_the_last_version(site, s
 
 
 async def test_a_learner_at_its_end_does_not_wait_for_who_has_gone(site, servers, monkeypatch):
-    monkeypatch.setattr(http, "RETRY_S", 0.01)
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
     async with site.learner.serving():
         site.publish(1)
         async with site.host(needs_last=True):
@@ -356,7 +358,7 @@ async def test_a_learner_at_its_end_does_not_wait_for_who_has_gone(site, servers
 
 async def test_a_client_that_lost_its_first_connection_is_waited_for(site, servers, monkeypatch):
     """The learner hears of the loss after the client has come back."""
-    monkeypatch.setattr(http, "RETRY_S", 0.01)
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
     async with site.host() as lost, site.host() as downloads, site.learner.serving():
         first = asyncio.ensure_future(lost.last("c", ""))
         await until(lambda: servers[0].asking == 1)
@@ -384,7 +386,7 @@ async def test_a_learner_at_its_end_gives_up_who_does_not_come_back(site, server
 
 
 async def test_a_learner_at_its_end_waits_for_downloads_that_are_under_way(site, servers, monkeypatch):
-    name, keep = site.publish(1), http._keep
+    name, keep = site.publish(1), client._keep
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -393,7 +395,7 @@ async def test_a_learner_at_its_end_waits_for_downloads_that_are_under_way(site,
             loop.call_soon_threadsafe(begun.set)
         keep(piece, file, tensors)
 
-    monkeypatch.setattr(http, "_keep", noting)
+    monkeypatch.setattr(client, "_keep", noting)
     async with site.host() as downloads:
         async with site.learner.serving():
             opening = asyncio.ensure_future(downloads.open(name))
@@ -413,7 +415,7 @@ async def test_a_learner_that_is_gone_is_named_and_the_next_is_found(site):
 
 
 async def test_a_learner_waits_for_the_port_of_the_one_before(site, monkeypatch):
-    monkeypatch.setattr(http, "RETRY_S", 0.01)
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
 
     with socket.create_server(("127.0.0.1", int(site.url.rpartition(":")[2]))) as taken:
         with pytest.raises(ConfigError, match=r"weights.url: the learner cannot listen at 127.0.0.1, port \d+ \("):

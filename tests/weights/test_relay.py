@@ -11,8 +11,10 @@ import pytest
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WeightsUnavailable
+from cusearch_async.weights import downloads as client
 from cusearch_async.weights import http, relay
-from cusearch_async.weights.http import Downloads, HttpTransport
+from cusearch_async.weights.downloads import Downloads
+from cusearch_async.weights.http import HttpTransport
 from cusearch_async.weights.interface import MANIFEST, TENSORS
 from cusearch_async.weights.relay import relaying
 from tests.conftest import SLOW, free_port
@@ -43,7 +45,7 @@ class Relayed(Site):
 @pytest.fixture
 def site(tmp_path, monkeypatch) -> Relayed:
     monkeypatch.setenv("CUSEARCH_WEIGHTS_TOKEN", "of this test")
-    monkeypatch.setattr(http, "RETRY_S", 0.01)
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
     return Relayed(tmp_path)
 
 
@@ -99,10 +101,10 @@ async def test_differences_pass_through_and_a_base_that_the_relay_lacks_means_th
 async def test_a_version_that_takes_the_relay_longer_than_clients_wait_arrives(site, sent, monkeypatch):
     """No client's silence ends the relay's own download, and each asks until it is there."""
     monkeypatch.setattr(relay, "SILENCE_S", 0.03)
-    name, answered, keep = site.publish(1), asyncio.Event(), http._keep
+    name, answered, keep = site.publish(1), asyncio.Event(), client._keep
     loop = asyncio.get_running_loop()
 
-    class Noting(http._NotYet):
+    class Noting(client._NotYet):
         def __init__(self, text: str) -> None:
             loop.call_soon_threadsafe(answered.set)
             super().__init__(text)
@@ -111,8 +113,8 @@ async def test_a_version_that_takes_the_relay_longer_than_clients_wait_arrives(s
         asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(10 * SLOW)
         keep(piece, file, tensors)
 
-    monkeypatch.setattr(http, "_NotYet", Noting)
-    monkeypatch.setattr(http, "_keep", once_answered)
+    monkeypatch.setattr(client, "_NotYet", Noting)
+    monkeypatch.setattr(client, "_keep", once_answered)
     async with site.learner.serving(), relaying(site.relay_config()), site.behind("worker") as downloads:
         assert same(await downloads.open(name), tensors(1))
     assert [path for host, path in sent if host == "learner"] == [

@@ -1,0 +1,216 @@
+"""The policy's turns in one episode of an agent, on rows that only grow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cusearch_async.agents.chat import ChatReply, ChatRequest, Refused
+from cusearch_async.agents.conversation import Conversation, Message, ToolCall, Tools
+from cusearch_async.agents.parsing import Parsed, Parser
+from cusearch_async.config import EpisodeConfig
+from cusearch_async.environments import AgentEnvironment, Episode
+from cusearch_async.errors import CusearchError, EpisodeFailed, RetrievalError, first_line
+from cusearch_async.lifecycle.signals import end_tasks
+from cusearch_async.rollout.episode import Policy, Tape
+from cusearch_async.rollout.prompting import Arguments
+from cusearch_async.streams import Stream, draw_number
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPolicy:
+    """The policy behind its chat template: the same for all episodes."""
+
+    policy: Policy
+    tokenizer: Any
+    settings: EpisodeConfig
+    seed: int
+    arguments: Arguments
+    """Of the chat template."""
+    parsers: Mapping[str, Parser]
+    """Label of an environment -> how tool calls are written in it."""
+    end: str
+    """The template's `end_of_turn`."""
+    told: set[str] = field(default_factory=set)
+
+    def conversation(self) -> Conversation:
+        return Conversation(self.tokenizer, self.arguments, self.end)
+
+    def tell_once(self, text: str) -> None:
+        if text not in self.told:
+            self.told.add(text)
+            log.info("%s", text)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One history of the program, and its newest request."""
+
+    conversation: Conversation
+    tape: Tape
+    request: ChatRequest | None = None
+    turn: asyncio.Future[ChatReply] | None = None
+    number: int = -1
+    """Of the newest turn in the episode."""
+
+    def is_answered(self, request: ChatRequest) -> bool:
+        """Whether it is this row's newest request, sent again."""
+        mine = self.request
+        return mine is not None and (mine.messages, list(mine.tools)) == (request.messages, list(request.tools))
+
+
+class Turns:
+    """The policy's turns in one episode.
+
+    A request continues the row whose messages it begins with. Where it begins with those of none, because the program
+    has changed its history, or asks two things at once, it begins a new row."""
+
+    def __init__(self, chat: ChatPolicy, environment: AgentEnvironment, episode: Episode, temperature: float) -> None:
+        self._chat = chat
+        self._environment = environment
+        self._episode = episode
+        self._temperature = temperature
+        self.rows: list[_Row] = []
+        self._begun = 0
+        self.finished = 0
+        self._uncounted: dict[int, tuple[set[str], int]] = {}
+        """Turn -> the ids of those of its calls that count, and its tokens."""
+        self.counted_tokens = 0
+        self.waited_s = 0.0
+        self.reached_limit = False
+        self.outage: CusearchError | None = None
+        """Why a turn or a search failed, if neither the program nor the policy is the reason."""
+        self._has_ended = False
+
+    async def ask(self, request: ChatRequest) -> ChatReply:
+        """The policy's turn; the same one for a request that is sent again, as clients do when a connection was lost.
+        It is sampled to its end though the client be gone.
+
+        Raises: Refused at a limit of the episode, and after its end; EpisodeFailed; what the engine raises."""
+        if self._has_ended:
+            raise Refused("this session has ended", code="session_ended", status=409)
+        row = next((row for row in self.rows if row.is_answered(request)), None) or self._row_for(request)
+        if row.turn is None:
+            row.request, row.turn = request, asyncio.ensure_future(self._sample(row, request))
+        try:
+            return await asyncio.shield(row.turn)
+        except asyncio.CancelledError:
+            if not self._has_ended:
+                raise
+            raise Refused("this session has ended", code="session_ended", status=409) from None
+
+    def _row_for(self, request: ChatRequest) -> _Row:
+        """The one with the longest history of those that the request continues, or a new one."""
+        at_rest = [row for row in self.rows if row.turn is None or row.turn.done()]
+        changed = {id(row): row.conversation.changed(request.messages, request.tools) for row in at_rest}
+        continued = [row for row in at_rest if not changed[id(row)]]
+        row = max(continued, key=lambda row: len(row.conversation.messages), default=None)
+        if row is None:
+            if at_rest:
+                self._chat.tell_once(f"a new row begins: {changed[id(at_rest[-1])]}")
+            row = _Row(self._chat.conversation(), Tape([], [], segments=self._episode.segments))
+            self.rows.append(row)
+        row.turn = None
+        return row
+
+    async def _sample(self, row: _Row, request: ChatRequest) -> ChatReply:
+        settings, tokenizer, episode = self._chat.settings, self._chat.tokenizer, self._episode
+        given = row.conversation.following(request.messages, request.tools)
+        self._refuse_beyond_limits(row, len(given), request.max_tokens, settings)
+        number = self._begun
+        self._begun += 1
+        episode.seed = draw_number(Stream.TURN, self._chat.seed, episode.ticket, episode.rollout, number)
+        seed = episode.seed if self._temperature > 0 else None
+        end = row.conversation.end or tokenizer.eos_token
+        stops = request.stops if end == tokenizer.eos_token else (*request.stops, end)
+        prompt = row.tape.token_ids + given
+        try:
+            turn = await self._chat.policy.generate(prompt, request.max_tokens, self._temperature, seed, stops)
+        except CusearchError as error:
+            self.outage = None if isinstance(error, EpisodeFailed) else error
+            raise
+        text = tokenizer.decode(turn.token_ids, skip_special_tokens=False)
+        stopped = next((stop for stop in request.stops if stop in text), None)
+        is_whole = text.endswith(end)
+        is_cut = turn.is_cut and not is_whole and stopped is None
+        said = text.removesuffix(end)
+        content, found = self._parsed(said.partition(stopped)[0] if stopped else said, request.tools)
+        calls = tuple(ToolCall(f"call_{number}_{i}", *call) for i, call in enumerate(found))
+        self._take(row, request, given)
+        row.number = number
+        row.tape.add_turn(turn, text, is_cut)
+        self.finished += 1
+        self._uncounted[number] = ({call.id for call in calls if self._counts(call)}, len(turn.token_ids))
+        message = Message("assistant", content, calls)
+        row.conversation.add(request.messages, request.tools, message, is_open=not is_whole)
+        reason = "tool_calls" if calls else "length" if is_cut else "stop"
+        return ChatReply(f"chatcmpl-{number}", message, reason, len(prompt), len(turn.token_ids))
+
+    def _parsed(self, said: str, tools: Tools) -> Parsed:
+        if not tools:
+            return said, ()
+        try:
+            return self._chat.parsers[self._episode.question.environment](said, tools)
+        except Exception as error:  # vLLM's raise what they like
+            text = f"{type(error).__name__}: {first_line(error)}"
+            raise EpisodeFailed(f"the policy's tool calls cannot be read: {text}") from error
+
+    def _counts(self, call: ToolCall) -> bool:
+        names = self._environment.settings.tools
+        return not names or call.name in names
+
+    def _take(self, row: _Row, request: ChatRequest, given: list[int]) -> None:
+        """Put what came before the turn on the tape. The turns whose results it has count; without tools, the one that
+        it answers."""
+        answered = {message.tool_call_id for message in request.messages if message.role == "tool"}
+        for number, (calls, tokens) in list(self._uncounted.items()):
+            if calls & answered or (number == row.number and not request.tools):
+                self._episode.depth += 1
+                self.counted_tokens += tokens
+                del self._uncounted[number]
+        if row is self.rows[0] and not row.tape.logprobs:
+            row.tape.begin(given)
+        else:
+            text = self._chat.tokenizer.decode(given, skip_special_tokens=False)
+            row.tape.add_environment("information", text, given)
+
+    def _refuse_beyond_limits(self, row: _Row, length: int, most: int, settings: EpisodeConfig) -> None:
+        limits = {"is left of the row": settings.max_tokens - most - len(row.tape.token_ids)}
+        if row.tape.logprobs:
+            limits["episode.max_observation_tokens"] = settings.max_observation_tokens
+        elif row is self.rows[0]:
+            limits["episode.max_prompt_tokens"] = settings.max_prompt_tokens
+        name = min(limits, key=lambda name: limits[name])
+        self.reached_limit = True
+        if self._begun > settings.s_max:
+            raise Refused(f"the episode has had its {settings.s_max + 1} turns (episode.s_max)", code="turn_limit")
+        if length > limits[name]:
+            text = f"the new messages take {length} tokens, more than {name} ({limits[name]})"
+            raise Refused(text, "messages", "context_length_exceeded")
+        self.reached_limit = False
+
+    async def search(self, query: str) -> list[str]:
+        before = time.monotonic()
+        try:
+            episode = self._episode
+            return await self._environment.search.search(query, episode.seed, episode.question, episode.ticket)
+        except RetrievalError as error:
+            self.outage = error
+            raise
+        finally:
+            self.waited_s += time.monotonic() - before
+
+    async def end(self) -> None:
+        """No turn is sampled any more."""
+        self._has_ended = True
+        turns = [row.turn for row in self.rows if row.turn is not None]
+        await end_tasks(turns)
+        for turn in turns:
+            if not turn.cancelled():
+                turn.exception()  # it has been told to whoever asked
