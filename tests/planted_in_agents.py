@@ -5,6 +5,7 @@ from __future__ import annotations
 TOKENS = ("agents/conversation.py", "agents")
 EPISODES = ("agents/episode.py", "agents/test_episodes.py")
 TURNS = ("agents/turns.py", "agents")
+API = ("agents/api.py", "agents/test_gateway.py")
 GATEWAY = ("agents/gateway.py", "agents/test_gateway.py")
 
 AGENTS = {
@@ -66,15 +67,17 @@ AGENTS = {
         "aggregation=spread(weights[of_chosen]",
         "aggregation=spread(2 * weights[of_chosen]",
     ),
-    "any key opens any session": (GATEWAY, "if not has_token(request, key):", "if False:"),
-    "another temperature is taken": (
-        ("agents/chat.py", "agents/test_gateway.py"),
-        "if temperature != settings.temperature:",
-        "if False:",
+    "any key opens any session": (GATEWAY, "if not has_token(request, key) and", "if False and"),
+    "another temperature is taken": (API, "if given != settings.temperature:", "if False:"),
+    "fields that are not known are left out": (API, "        if self._given:\n", "        if False:\n"),
+    "a result of Anthropic's is the user's": (
+        ("agents/messages.py", "agents/test_apis.py"),
+        'yield Message("tool", result, tool_call_id',
+        'yield Message("user", result, tool_call_id',
     ),
-    "fields that are not known are left out": (
-        ("agents/chat.py", "agents/test_gateway.py"),
-        "    if given:\n",
-        "    if False:\n",
+    "calls of one turn are several": (
+        ("agents/responses.py", "agents/test_apis.py"),
+        "before = messages.pop() if is_begun else",
+        "before =",
     ),
 }

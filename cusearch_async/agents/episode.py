@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from cusearch_async.agents.api import MODEL
 from cusearch_async.agents.conversation import end_of_turn
-from cusearch_async.agents.gateway import MODEL, Gateway, Session
+from cusearch_async.agents.gateway import Gateway, Session
 from cusearch_async.agents.parsing import parser_of
 from cusearch_async.agents.turns import ChatPolicy, Turns
 from cusearch_async.config import EpisodeConfig

@@ -1,4 +1,4 @@
-"""The address at which agents ask the policy: Chat Completions for every episode that runs, on loopback.
+"""The address at which agents ask the policy, in three APIs, for every episode that runs; on loopback.
 
 An episode has a session, whose name is its key, too.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -16,15 +16,15 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from cusearch_async.agents.chat import ChatReply, ChatRequest, Refused, completion, events, read_request
+from cusearch_async.agents import chat, messages, responses
+from cusearch_async.agents.api import MODEL, Refused, TurnReply, TurnRequest
 from cusearch_async.config import LOOPBACK, EpisodeConfig
 from cusearch_async.errors import CusearchError, RetrievalError
 from cusearch_async.http_server import has_token
 
-MODEL = "policy"
 MAX_BODY_BYTES = 16 << 20
 
-Answer = Callable[[ChatRequest], Awaitable[ChatReply]]
+Answer = Callable[[TurnRequest], Awaitable[TurnReply]]
 """The policy's turn. Raises: Refused; EpisodeFailed and its like."""
 Search = Callable[[str], Awaitable[list[str]]]
 
@@ -42,6 +42,8 @@ class Session:
 
 
 _SESSION = web.RequestKey("session", Session)
+_APIS: Mapping[str, Any] = {"chat/completions": chat, "messages": messages, "responses": responses}
+"""Path -> how requests are read, and answers and errors written."""
 
 
 class Gateway:
@@ -73,7 +75,8 @@ class Gateway:
 
     async def _listen(self) -> None:
         application = web.Application(middlewares=[self._in_session], client_max_size=MAX_BODY_BYTES)
-        application.router.add_post("/sessions/{key}/v1/chat/completions", self._complete)
+        for path in _APIS:
+            application.router.add_post(f"/sessions/{{key}}/v1/{path}", self._answer)
         application.router.add_get("/sessions/{key}/v1/models", self._models)
         application.router.add_post("/sessions/{key}/search", self._search)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
@@ -98,14 +101,14 @@ class Gateway:
             refusal = Refused(str(error), code=type(error).__name__, status=status)
         if session is not None:
             session.refusals.append(str(refusal))
-        return web.json_response(refusal.body, status=refusal.status)
+        return web.json_response(_api_of(request).error(refusal), status=refusal.status)
 
     def _session_of(self, request: web.Request) -> Session:
         key = request.match_info.get("key", "")
         session = self._sessions.get(key)
         if session is None:
             raise Refused("there is no such session, or it has ended", code="session_ended", status=404)
-        if not has_token(request, key):
+        if not has_token(request, key) and request.headers.get("x-api-key") != key:
             raise Refused("the API key is not that of this session", code="invalid_api_key", status=401)
         return session
 
@@ -120,16 +123,21 @@ class Gateway:
             raise Refused("query must be a text", "query")
         return web.json_response({"documents": await request[_SESSION].search(query)})
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        asked = read_request(await _json(request), self._settings)
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        api = _api_of(request)
+        asked = api.read(await _json(request), self._settings)
         reply = await request[_SESSION].answer(asked)
         if not asked.streams:
-            return web.json_response(completion(reply, MODEL))
+            return web.json_response(api.answer(reply))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        for event in events(reply, MODEL):
+        for event in api.events(reply):
             await response.write(event)
         return response
+
+
+def _api_of(request: web.Request) -> Any:
+    return _APIS.get(request.path.partition("/v1/")[2], chat)
 
 
 async def _json(request: web.Request) -> Any:

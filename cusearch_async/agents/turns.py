@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cusearch_async.agents.chat import ChatReply, ChatRequest, Refused
+from cusearch_async.agents.api import Refused, TurnReply, TurnRequest
 from cusearch_async.agents.conversation import Conversation, Message, ToolCall, Tools
 from cusearch_async.agents.parsing import Parsed, Parser
 from cusearch_async.config import EpisodeConfig
@@ -54,12 +54,12 @@ class _Row:
 
     conversation: Conversation
     tape: Tape
-    request: ChatRequest | None = None
-    turn: asyncio.Future[ChatReply] | None = None
+    request: TurnRequest | None = None
+    turn: asyncio.Future[TurnReply] | None = None
     number: int = -1
     """Of the newest turn in the episode."""
 
-    def is_answered(self, request: ChatRequest) -> bool:
+    def is_answered(self, request: TurnRequest) -> bool:
         """Whether it is this row's newest request, sent again."""
         mine = self.request
         return mine is not None and (mine.messages, list(mine.tools)) == (request.messages, list(request.tools))
@@ -88,7 +88,7 @@ class Turns:
         """Why a turn or a search failed, if neither the program nor the policy is the reason."""
         self._has_ended = False
 
-    async def ask(self, request: ChatRequest) -> ChatReply:
+    async def ask(self, request: TurnRequest) -> TurnReply:
         """The policy's turn; the same one for a request that is sent again, as clients do when a connection was lost.
         It is sampled to its end though the client be gone.
 
@@ -105,7 +105,7 @@ class Turns:
                 raise
             raise Refused("this session has ended", code="session_ended", status=409) from None
 
-    def _row_for(self, request: ChatRequest) -> _Row:
+    def _row_for(self, request: TurnRequest) -> _Row:
         """The one with the longest history of those that the request continues, or a new one."""
         at_rest = [row for row in self.rows if row.turn is None or row.turn.done()]
         changed = {id(row): row.conversation.changed(request.messages, request.tools) for row in at_rest}
@@ -119,7 +119,7 @@ class Turns:
         row.turn = None
         return row
 
-    async def _sample(self, row: _Row, request: ChatRequest) -> ChatReply:
+    async def _sample(self, row: _Row, request: TurnRequest) -> TurnReply:
         settings, tokenizer, episode = self._chat.settings, self._chat.tokenizer, self._episode
         given = row.conversation.following(request.messages, request.tools)
         self._refuse_beyond_limits(row, len(given), request.max_tokens, settings)
@@ -150,7 +150,7 @@ class Turns:
         message = Message("assistant", content, calls)
         row.conversation.add(request.messages, request.tools, message, is_open=not is_whole)
         reason = "tool_calls" if calls else "length" if is_cut else "stop"
-        return ChatReply(f"chatcmpl-{number}", message, reason, len(prompt), len(turn.token_ids))
+        return TurnReply(number, message, reason, len(prompt), len(turn.token_ids))
 
     def _parsed(self, said: str, tools: Tools) -> Parsed:
         if not tools:
@@ -165,7 +165,7 @@ class Turns:
         names = self._environment.settings.tools
         return not names or call.name in names
 
-    def _take(self, row: _Row, request: ChatRequest, given: list[int]) -> None:
+    def _take(self, row: _Row, request: TurnRequest, given: list[int]) -> None:
         """Put what came before the turn on the tape. The turns whose results it has count; without tools, the one that
         it answers."""
         answered = {message.tool_call_id for message in request.messages if message.role == "tool"}

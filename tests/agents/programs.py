@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
+import aiohttp
 from openai import AsyncOpenAI
 
 from cusearch_async.environments.task import Task
 
-SEARCH = {
+SEARCH: Any = {
     "type": "function",
     "function": {
         "name": "search",
@@ -116,6 +118,51 @@ async def forgets_old_results(task: Task) -> str:
             for call in message.tool_calls:
                 found = await task.search(json.loads(call.function.arguments)["query"])
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": "\n".join(found)})
+
+
+async def with_responses(task: Task) -> str:
+    """The same as `with_tools` over the Responses API."""
+    items: list = [{"role": "user", "content": task.question}]
+    tool: Any = {"type": "function", **SEARCH["function"]}
+    async with client_of(task) as client:
+        while True:
+            reply = await client.responses.create(model=task.model, input=items, tools=[tool], store=False)
+            calls = [item for item in reply.output if item.type == "function_call"]
+            if not calls:
+                return reply.output_text
+            items += [item.model_dump() for item in reply.output]
+            for call in calls:
+                found = await task.search(json.loads(call.arguments)["query"])
+                items.append({"type": "function_call_output", "call_id": call.call_id, "output": "\n".join(found)})
+
+
+async def streaming_responses(task: Task) -> str:
+    async with client_of(task) as client, client.responses.stream(model=task.model, input=task.question) as stream:
+        text = "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
+        assert text == (await stream.get_final_response()).output_text
+        return text
+
+
+async def with_messages(task: Task) -> str:
+    """The same over Anthropic's Messages API."""
+    messages: list = [{"role": "user", "content": task.question}]
+    function = SEARCH["function"]
+    tool = {"name": "search", "description": function["description"], "input_schema": function["parameters"]}
+    body = {"model": task.model, "max_tokens": 200, "tools": [tool], "messages": messages}
+    async with aiohttp.ClientSession(headers={"x-api-key": task.api_key}) as session:
+        while True:
+            async with session.post(f"{task.base_url}/messages", json=body) as response:
+                reply = await response.json()
+            blocks = reply["content"]
+            if reply["stop_reason"] != "tool_use":
+                return "".join(block["text"] for block in blocks)
+            results = [
+                {"type": "tool_result", "tool_use_id": block["id"], "content": "\n".join(found)}
+                for block in blocks
+                if block["type"] == "tool_use"
+                for found in [await task.search(block["input"]["query"])]
+            ]
+            messages += [{"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
 
 
 async def asks_two_at_once(task: Task) -> str:

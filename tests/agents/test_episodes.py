@@ -86,6 +86,14 @@ async def test_every_sampled_token_is_the_policys_and_the_next_turn_is_asked_beh
     np.testing.assert_array_equal(trajectory.logprobs, -(np.arange(len(sampled), dtype=np.float32) + 1) / 8)
 
 
+@pytest.mark.parametrize("program", ["with_responses", "with_messages"])
+async def test_the_other_apis_give_the_same_trajectory(program):
+    turns = [calling("Pinsk", "Belarus"), calling("Belarus", text="Next. "), "5"]
+    one, other = await Scene(turns).run(), await Scene(turns, program).run()
+    assert one.token_ids.tolist() == other.token_ids.tolist()
+    assert (other.depth, other.turns, len(other.starts), other.reward) == (2, 3, 1, 1.0)
+
+
 async def test_without_tools_an_answered_turn_counts():
     scene = Scene(["search: Pinsk", "5"], "in_words")
     trajectory = await scene.run()
@@ -102,8 +110,9 @@ async def test_two_calls_at_once_are_one_turn_of_depth():
     assert (trajectory.depth, trajectory.turns) == (1, 2)
 
 
-async def test_a_streaming_client_gets_the_same():
-    trajectory = await Scene(["5"], "streaming").run()
+@pytest.mark.parametrize("program", ["streaming", "streaming_responses"])
+async def test_a_streaming_client_gets_the_same(program):
+    trajectory = await Scene(["5"], program).run()
     assert (trajectory.reward, trajectory.depth) == (1.0, 0)
 
 

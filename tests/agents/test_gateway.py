@@ -7,7 +7,8 @@ import json
 import aiohttp
 import pytest
 
-from cusearch_async.agents.chat import ChatReply, read_request
+from cusearch_async.agents.api import TurnReply
+from cusearch_async.agents.chat import read
 from cusearch_async.agents.conversation import Message
 from cusearch_async.agents.gateway import Gateway
 from cusearch_async.config import EpisodeConfig
@@ -17,8 +18,8 @@ SETTINGS = EpisodeConfig()
 HELLO = {"messages": [{"role": "user", "content": "Hello?"}]}
 
 
-def reply_to(text: str) -> ChatReply:
-    return ChatReply("chatcmpl-0", Message("assistant", text), "stop", 3, 1)
+def reply_to(text: str) -> TurnReply:
+    return TurnReply(0, Message("assistant", text), "stop", 3, 1)
 
 
 async def echo(request):
@@ -67,7 +68,7 @@ async def post(url: str, body, key: str) -> tuple[int, dict]:
         (HELLO | {"response_format": {"type": "json_object"}}, "response_format", 'must be {"type": "text"}'),
         (HELLO | {"tool_choice": "required"}, "tool_choice", 'must be "auto" or "none", got "required"'),
         (HELLO | {"tools": [{"type": "web_search"}]}, "tools", "must be a list of"),
-        (HELLO | {"max_tokens": 0}, "max_completion_tokens", "a positive number"),
+        (HELLO | {"max_tokens": 0}, "max_tokens", "a positive number"),
         (HELLO | {"stop": [3]}, "stop", "a text or a list of texts"),
     ],
 )
@@ -82,10 +83,10 @@ async def test_what_cannot_be_honoured_is_refused_by_name(body, field, message):
 
 def test_fields_without_effect_and_those_that_say_what_is_so_are_taken():
     body = HELLO | {"model": "x", "user": "me", "temperature": 1, "n": 1, "tool_choice": None, "top_p": 1.0}
-    request = read_request(body | {"max_completion_tokens": 5, "stop": "END", "stream": True}, SETTINGS)
+    request = read(body | {"max_completion_tokens": 5, "stop": "END", "stream": True}, SETTINGS)
     assert (request.max_tokens, request.stops, request.streams, request.tools) == (5, ("END",), True, ())
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo?"}]
-    assert read_request({"messages": [{"role": "user", "content": parts}]}, SETTINGS).messages == request.messages
+    assert read({"messages": [{"role": "user", "content": parts}]}, SETTINGS).messages == request.messages
 
 
 async def test_a_session_is_reached_with_its_own_key_only_and_not_after_its_end():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.agents.chat import ChatRequest, Refused
+from cusearch_async.agents.api import Refused, TurnRequest
 from cusearch_async.agents.conversation import Message
 from cusearch_async.agents.turns import Turns
 from cusearch_async.environments import Episode
@@ -26,10 +26,10 @@ def turns_of(scene: Scene) -> Turns:
     return Turns(scene.runner.chat, environment, Episode(question=QUESTION, ticket=3, rollout=1), 1.0)
 
 
-def request_of(*texts: str) -> ChatRequest:
+def request_of(*texts: str) -> TurnRequest:
     """Messages of the program and the policy in turn."""
     messages = (Message("assistant" if place % 2 else "user", text) for place, text in enumerate(texts))
-    return ChatRequest(tuple(messages), (), 50, (), False)
+    return TurnRequest(tuple(messages), (), 50, (), False)
 
 
 async def test_a_changed_history_is_a_row_of_its_own():
@@ -70,7 +70,7 @@ class Written:
     texts: list[str]
     """Of its messages."""
     tokens: str
-    requests: list[ChatRequest] = field(default_factory=list)
+    requests: list[TurnRequest] = field(default_factory=list)
 
     def continues(self, texts: list[str]) -> bool:
         return texts[: len(self.texts)] == self.texts and len(texts) == len(self.texts) + 1

@@ -1,0 +1,131 @@
+"""Anthropic's Messages API. Source: Anthropic's API reference, "Create a Message"."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cusearch_async.agents.api import MODEL, Fields, Refused, TurnReply, TurnRequest, event, list_of, text_in, text_of
+from cusearch_async.agents.conversation import Message, ToolCall, Tools
+from cusearch_async.config import EpisodeConfig
+
+WITHOUT_EFFECT = ("model", "metadata", "service_tier")
+FIXED: Mapping[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "tool_choice": ({"type": "auto"}, {"type": "none"}),
+    "thinking": ({"type": "disabled"},),
+}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def read(body: Any, settings: EpisodeConfig) -> TurnRequest:
+    """Raises: Refused."""
+    fields = Fields(body, WITHOUT_EFFECT, FIXED)
+    fields.take_temperature(settings)
+    system, tools = fields.take("system"), fields.take("tools", [])
+    given = list_of(fields.take("messages"), "messages")
+    messages = [Message("system", text_of(system, "system"))] if system is not None else []
+    for number, message in enumerate(given):
+        messages += _messages(message, f"messages[{number}]")
+    request = TurnRequest(
+        messages=tuple(messages),
+        tools=() if body.get("tool_choice") == {"type": "none"} else _tools(tools),
+        max_tokens=fields.take_limit(("max_tokens",), settings),
+        stops=fields.take_stops("stop_sequences"),
+        streams=fields.take("stream") is True,
+    )
+    fields.refuse_others()
+    return request
+
+
+def _tools(tools: Any) -> Tools:
+    """In the form of Chat Completions, which chat templates know."""
+    named = isinstance(tools, list) and all(
+        isinstance(tool, dict) and isinstance(tool.get("name"), str) and isinstance(tool.get("input_schema"), dict)
+        for tool in tools
+    )
+    if not named:
+        raise Refused('tools must be a list of {"name": …, "input_schema": {…}}', "tools")
+    functions = (
+        {"name": tool["name"], "description": tool.get("description", ""), "parameters": tool["input_schema"]}
+        for tool in tools
+    )
+    return tuple({"type": "function", "function": function} for function in functions)
+
+
+def _messages(message: Any, field: str) -> Iterator[Message]:
+    """The results of tools are messages of their own."""
+    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
+        raise Refused(f"{field} must be an object with a role, user or assistant", field)
+    content, role = message.get("content"), message["role"]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise Refused(f"{field}.content must be a text or a list of blocks", f"{field}.content")
+    text, calls = "", []
+    for number, block in enumerate(blocks):
+        place, kind = f"{field}.content[{number}]", block.get("type")
+        if kind == "tool_result" and role == "user":
+            if text:
+                yield Message(role, text)
+                text = ""
+            result = text_of(block.get("content"), f"{place}.content")
+            yield Message("tool", result, tool_call_id=text_in(block, "tool_use_id", place))
+        elif kind == "tool_use" and role == "assistant":
+            arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
+            calls.append(ToolCall(text_in(block, "id", place), text_in(block, "name", place), arguments))
+        elif kind == "text":
+            text += text_of([block], place)
+        else:
+            raise Refused(f"{place}: blocks of the type {kind!r:.40} are not supported here", place)
+    if text or calls or not blocks:
+        yield Message(role, text, tuple(calls))
+
+
+def answer(reply: TurnReply) -> dict[str, Any]:
+    """The body of an answer."""
+    usage = {"input_tokens": reply.prompt_tokens, "output_tokens": reply.sampled_tokens}
+    return _frame(reply, _blocks(reply.message), _STOP_REASONS[reply.finish_reason]) | {"usage": usage}
+
+
+def events(reply: TurnReply) -> Iterator[bytes]:
+    """The same as server-sent events: each block is one piece."""
+
+    def named(kind: str, **data: Any) -> bytes:
+        return event({"type": kind} | data, kind)
+
+    usage = {"input_tokens": reply.prompt_tokens, "output_tokens": 0}
+    yield named("message_start", message=_frame(reply, [], None) | {"usage": usage})
+    for index, block in enumerate(_blocks(reply.message)):
+        if block["type"] == "text":
+            begun, delta = block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
+        else:
+            begun = block | {"input": {}}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}
+        yield named("content_block_start", index=index, content_block=begun)
+        yield named("content_block_delta", index=index, delta=delta)
+        yield named("content_block_stop", index=index)
+    ended = {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
+    yield named("message_delta", delta=ended, usage={"output_tokens": reply.sampled_tokens})
+    yield named("message_stop")
+
+
+def error(refusal: Refused) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": refusal.body["error"]["type"], "message": str(refusal)}}
+
+
+def _frame(reply: TurnReply, content: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
+    about = {"id": f"msg_{reply.number}", "type": "message", "role": "assistant", "model": MODEL}
+    return about | {"content": content, "stop_reason": reason, "stop_sequence": None}
+
+
+def _blocks(message: Message) -> list[dict[str, Any]]:
+    text = [{"type": "text", "text": message.content}] if message.content or not message.tool_calls else []
+    return text + [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in message.tool_calls
+    ]
+
+
+def _input(call: ToolCall) -> Any:
+    """An object, as clients expect it."""
+    return call.parsed if isinstance(call.parsed, dict) else {"arguments": call.parsed}
