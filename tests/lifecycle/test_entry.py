@@ -50,6 +50,7 @@ def test_a_bug_keeps_its_traceback(error: Exception):
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path):
     """Whatever the libraries say of their retries."""
     command = [

@@ -32,6 +32,9 @@ from tests.system.test_engine import STOPS, with_engine
 
 pytestmark = pytest.mark.system
 
+EVERY_TIME = ("Qwen2.5", "Gemma 3", "Qwen3 MoE", "GPT-2")
+"""Each unlike the others in its layers or the names in its files."""
+
 
 def shaken(model: Any, seed: int) -> None:
     """Other weights, far from uniform, and other routing biases."""
@@ -48,7 +51,14 @@ def made(kind: Kind) -> Any:
     return model
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.refused], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, id=kind.name, marks=[] if kind.name in EVERY_TIME else pytest.mark.slow)
+        for kind in KINDS
+        if not kind.refused
+    ],
+)
 def test_an_engine_has_all_that_a_learner_publishes_of_a_family(atlas_config, tmp_path, kind):
     """And what a checkpoint holds is loaded as it was."""
     store = WeightStore(tmp_path / "store")

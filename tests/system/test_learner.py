@@ -250,7 +250,11 @@ def test_ranks_with_different_numbers_of_pieces_of_logits_agree_under_zero_3(tmp
         (1, ("--loss.minibatch", "18")),
         (1, ("--loss.minibatch", "18", "--learner.micro_batch_tokens", "100", "--learner.packing", "true")),
         (2, ("--loss.minibatch", "18", "--learner.zero_stage", "3", "--learner.micro_batch_tokens", "100")),
-        (1, ("--loss.minibatch", "18", "--learner.compile", "true", "--learner.micro_batch_tokens", "100")),
+        pytest.param(
+            1,
+            ("--loss.minibatch", "18", "--learner.compile", "true", "--learner.micro_batch_tokens", "100"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_gradient_is_that_of_every_single_trajectory_by_itself(tmp_path, ranks, settings):

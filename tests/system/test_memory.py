@@ -173,7 +173,7 @@ def facts_of(folder: Path, model: Path, ranks: int, *overrides: str) -> list[dic
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-@pytest.fixture(scope="module", params=["tied", "untied"])
+@pytest.fixture(scope="module", params=["tied", pytest.param("untied", marks=pytest.mark.slow)])
 def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """200 MB of random weights."""
     folder = tmp_path_factory.mktemp(request.param)

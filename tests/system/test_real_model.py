@@ -79,7 +79,7 @@ def test_it_is_warm_started_and_trained(model, tmp_path):
         "laptop",
         "atlas-prose",
         "--count",
-        "40",
+        "36",
         "--output",
         str(demonstrations),
     )
@@ -89,13 +89,12 @@ def test_it_is_warm_started_and_trained(model, tmp_path):
         "--output",
         str(warm),
         "--batch",
-        "4",
-        "--epochs",
         "2",
         "--lr",
-        "5e-4",
+        "1e-3",
     )
     settings = ("--model.path", str(model), "--learner.cores", "", "--learner.checkpoint_every", "100")
+    settings += ("--learner.trained_layers", "16")
     run(tmp_path, "warm", "warmstart", "laptop", "atlas-prose", *options, *settings)
     rows = [json.loads(line) for line in demonstrations.read_text().splitlines()]
     assert {len(found) for row in rows for found in row["documents"]} == {1}, "as many as the run's retriever.topk"
