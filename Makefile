@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 GPU_VENV := .venv-gpu
 TRL_VENV := .venv-trl
+SDKS_VENV := .venv-sdks
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup setup-browser setup-gpu demo demo-lm test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-alarms bench-async bench-buffer bench-dashboard bench-gpu bench-learner bench-lm bench-lora bench-retriever bench-rollout bench-scale bench-selection bench-weights clean
+.PHONY: setup setup-browser setup-gpu setup-sdks demo demo-lm test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-alarms bench-async bench-buffer bench-dashboard bench-gpu bench-learner bench-lm bench-lora bench-retriever bench-rollout bench-scale bench-selection bench-weights clean
 
 # Expands to nothing where PYTHON can be used, else it ends make with one line.
 IS_PYTHON = $(if $(shell $(PYTHON) -c "import sys; sys.version_info >= (3, 11) and print(1)" 2>/dev/null),,$(error \
@@ -51,6 +52,14 @@ $(GPU_VENV)/.complete: requirements/gpu.txt pyproject.toml
 setup-browser:
 	$(if $(filter 0,$(shell id -u)),,sudo )apt-get install -y --no-install-recommends chromium
 
+# the SDKs whose agents are tested, in a separate environment
+setup-sdks: $(SDKS_VENV)/.complete
+
+$(SDKS_VENV)/.complete:
+	@$(PYTHON) -m venv $(SDKS_VENV)
+	@$(SDKS_VENV)/bin/pip --disable-pip-version-check install --quiet openai-agents==0.24.0 anthropic==2.14.0 smolagents[openai]==1.26.0
+	@touch $@
+
 demo: setup
 	$(BIN)/cusearch demo $(ARGS)
 
@@ -77,7 +86,7 @@ test: setup lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "(system or gpu) and not slow"
 
 # what CI leaves out: benchmarks in small, what learners take of memory, more campaigns of faults, and more runs
-test-slow: setup
+test-slow: setup setup-sdks
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
 
 # the same tests as the first half of `make test`, with a fifth of the examples where they are drawn
@@ -177,4 +186,4 @@ bench-selection: setup
 	$(BIN)/python -m tests.bench.bench_selection
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) $(TRL_VENV) runs
+	rm -rf $(VENV) $(GPU_VENV) $(TRL_VENV) $(SDKS_VENV) runs

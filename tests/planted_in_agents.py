@@ -35,8 +35,9 @@ AGENTS = {
         "self.content, self.content",
     ),
     "results of other tools count": (TURNS, "return not names or call.name in names", "return True"),
-    "every turn counts": (TURNS, "if calls & answered or (number == row.number and not request.tools):", "if True:"),
-    "a result counts in its own row alone": (TURNS, "if calls & answered or (", "if ("),
+    "every turn counts": (TURNS, "(number == row.number and not request.tools):", "True:"),
+    "a result counts in its own row alone": (TURNS, "if calls & answered or (calls", "if (calls"),
+    "a result that is told as text does not count": (TURNS, "(calls and is_told_anew) or ", ""),
     "a result counts again in a new row": (TURNS, "                del self._uncounted[number]\n", ""),
     "a failed search is forgiven": (TURNS, "            self.outage = error\n", ""),
     "a dead engine is an agent's failure": (

@@ -34,6 +34,8 @@ class TurnRequest:
     max_tokens: int
     stops: tuple[str, ...]
     streams: bool
+    ignored: tuple[str, ...] = ()
+    """Fields that the request has, and that the run's config ignores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,22 @@ class TurnReply:
 class Fields:
     """The fields of a request's body. Each is taken once; `refuse_others` names what is left."""
 
-    def __init__(self, body: Any, without_effect: Sequence[str], fixed: Mapping[str, tuple[Any, ...]]) -> None:
-        """`without_effect` change nothing of what the policy says; `fixed` may have these values only.
+    def __init__(
+        self,
+        body: Any,
+        without_effect: Sequence[str],
+        fixed: Mapping[str, tuple[Any, ...]],
+        ignores: Sequence[str] = (),
+    ) -> None:
+        """`without_effect` change nothing of what the policy says; `fixed` may have these values only; those that the
+        run `ignores` may have any.
 
         Raises: Refused."""
         if not isinstance(body, dict):
             raise Refused("the body must be a JSON object")
-        self._given = {key: value for key, value in body.items() if value is not None and key not in without_effect}
+        given = {key: value for key, value in body.items() if value is not None and key not in without_effect}
+        self.ignored = tuple(key for key in given if key in ignores)
+        self._given = {key: value for key, value in given.items() if key not in ignores}
         for field, allowed in fixed.items():
             value = self._given.pop(field, allowed[0])
             if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cusearch_async.agents.api import MODEL, Fields, Refused, TurnReply, TurnRequest, event, list_of, text_of
@@ -19,12 +19,13 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
 }
 
 
-def read(body: Any, settings: EpisodeConfig) -> TurnRequest:
+def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> TurnRequest:
     """Raises: Refused."""
-    fields = Fields(body, WITHOUT_EFFECT, {**FIXED, "tool_choice": ("auto", "none")})
+    fields = Fields(body, WITHOUT_EFFECT, FIXED, ignores)
     fields.take_temperature(settings)
     tools = fields.take("tools", [])
     request = TurnRequest(
@@ -36,6 +37,7 @@ def read(body: Any, settings: EpisodeConfig) -> TurnRequest:
         max_tokens=fields.take_limit(("max_tokens", "max_completion_tokens"), settings),
         stops=fields.take_stops("stop"),
         streams=fields.take("stream") is True,
+        ignored=fields.ignored,
     )
     fields.refuse_others()
     return request

@@ -54,7 +54,7 @@ class AgentRunner(EpisodeRunner):
         episode = Episode(question=question, ticket=ticket, rollout=rollout)
         temperature = self.settings.temperature if temperature is None else temperature
         turns = Turns(self.chat, environment, episode, temperature)
-        async with self._gateway.session(turns.ask, turns.search) as (session, url, key):
+        async with self._gateway.session(turns.ask, turns.search, environment.settings.ignores) as (session, url, key):
             task = Task(
                 question=question.text,
                 question_id=question.id,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -33,6 +33,8 @@ Search = Callable[[str], Awaitable[list[str]]]
 class Session:
     answer: Answer
     search: Search
+    ignores: Sequence[str] = ()
+    """Fields of requests."""
     refusals: list[str] = field(default_factory=list)
 
     @property
@@ -57,9 +59,11 @@ class Gateway:
         self._opening = asyncio.Lock()
 
     @asynccontextmanager
-    async def session(self, answer: Answer, search: Search) -> AsyncIterator[tuple[Session, str, str]]:
+    async def session(
+        self, answer: Answer, search: Search, ignores: Sequence[str] = ()
+    ) -> AsyncIterator[tuple[Session, str, str]]:
         """A session, its address and its key."""
-        key, session = secrets.token_urlsafe(24), Session(answer, search)
+        key, session = secrets.token_urlsafe(24), Session(answer, search, ignores)
         async with self._opening:
             self._sessions[key] = session
             if self._runner is None:
@@ -124,9 +128,9 @@ class Gateway:
         return web.json_response({"documents": await request[_SESSION].search(query)})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        api = _api_of(request)
-        asked = api.read(await _json(request), self._settings)
-        reply = await request[_SESSION].answer(asked)
+        api, session = _api_of(request), request[_SESSION]
+        asked = api.read(await _json(request), self._settings, session.ignores)
+        reply = await session.answer(asked)
         if not asked.streams:
             return web.json_response(api.answer(reply))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cusearch_async.agents.api import MODEL, Fields, Refused, TurnReply, TurnRequest, event, list_of, text_in, text_of
@@ -19,9 +19,9 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def read(body: Any, settings: EpisodeConfig) -> TurnRequest:
+def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> TurnRequest:
     """Raises: Refused."""
-    fields = Fields(body, WITHOUT_EFFECT, FIXED)
+    fields = Fields(body, WITHOUT_EFFECT, FIXED, ignores)
     fields.take_temperature(settings)
     system, tools = fields.take("system"), fields.take("tools", [])
     given = list_of(fields.take("messages"), "messages")
@@ -34,6 +34,7 @@ def read(body: Any, settings: EpisodeConfig) -> TurnRequest:
         max_tokens=fields.take_limit(("max_tokens",), settings),
         stops=fields.take_stops("stop_sequences"),
         streams=fields.take("stream") is True,
+        ignored=fields.ignored,
     )
     fields.refuse_others()
     return request
@@ -55,7 +56,7 @@ def _tools(tools: Any) -> Tools:
 
 
 def _messages(message: Any, field: str) -> Iterator[Message]:
-    """The results of tools are messages of their own."""
+    """Several where it holds results of tools."""
     if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
         raise Refused(f"{field} must be an object with a role, user or assistant", field)
     content, role = message.get("content"), message["role"]

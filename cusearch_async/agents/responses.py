@@ -3,7 +3,7 @@ response"."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cusearch_async.agents.api import MODEL, Fields, Refused, TurnReply, TurnRequest, event, list_of, text_in, text_of
@@ -26,9 +26,9 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
 _TEXTS = ("input_text", "output_text", "text")
 
 
-def read(body: Any, settings: EpisodeConfig) -> TurnRequest:
+def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> TurnRequest:
     """Raises: Refused."""
-    fields = Fields(body, WITHOUT_EFFECT, FIXED)
+    fields = Fields(body, WITHOUT_EFFECT, FIXED, ignores)
     fields.take_temperature(settings)
     instructions, given, tools = fields.take("instructions"), fields.take("input"), fields.take("tools", [])
     items = [{"role": "user", "content": given}] if isinstance(given, str) else list_of(given, "input")
@@ -41,6 +41,7 @@ def read(body: Any, settings: EpisodeConfig) -> TurnRequest:
         max_tokens=fields.take_limit(("max_output_tokens",), settings),
         stops=(),
         streams=fields.take("stream") is True,
+        ignored=fields.ignored,
     )
     fields.refuse_others()
     return request
@@ -59,7 +60,7 @@ def _tools(tools: Any) -> Tools:
 
 
 def _add(messages: list[Message], item: Any, field: str) -> None:
-    """A text of the policy and its calls, which are items of their own, are one message."""
+    """A text of the policy and its calls, which are separate items, are one message."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "message" and item.get("role") in ROLES:
         role = "system" if item["role"] == "developer" else item["role"]

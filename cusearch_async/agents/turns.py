@@ -95,6 +95,8 @@ class Turns:
         Raises: Refused at a limit of the episode, and after its end; EpisodeFailed; what the engine raises."""
         if self._has_ended:
             raise Refused("this session has ended", code="session_ended", status=409)
+        for name in request.ignored:
+            self._chat.tell_once(f"{self._environment.name} gives {name}, which is ignored (environment.LABEL.ignores)")
         row = next((row for row in self.rows if row.is_answered(request)), None) or self._row_for(request)
         if row.turn is None:
             row.request, row.turn = request, asyncio.ensure_future(self._sample(row, request))
@@ -167,10 +169,11 @@ class Turns:
 
     def _take(self, row: _Row, request: TurnRequest, given: list[int]) -> None:
         """Put what came before the turn on the tape. The turns whose results it has count; without tools, the one that
-        it answers."""
+        it answers. A new row without results of tools may hold them as text: all turns before count that called one."""
         answered = {message.tool_call_id for message in request.messages if message.role == "tool"}
+        is_told_anew = not row.tape.logprobs and not answered
         for number, (calls, tokens) in list(self._uncounted.items()):
-            if calls & answered or (number == row.number and not request.tools):
+            if calls & answered or (calls and is_told_anew) or (number == row.number and not request.tools):
                 self._episode.depth += 1
                 self.counted_tokens += tokens
                 del self._uncounted[number]

@@ -30,6 +30,8 @@ class AgentSettings(EnvironmentSettings):
     """agent: tools whose results count in the depth; empty: all."""
     parser: str = "hermes"
     """agent: how the policy writes tool calls, by the name of vLLM's parser: hermes, llama3_json, mistral, …"""
+    ignores: tuple[str, ...] = ()
+    """agent: fields of requests that are ignored, where they would be refused: `temperature`, `tool_choice`, …"""
     metric: Metric = "squad"
     """agent: how answers are compared, as in the environment search."""
 

@@ -19,7 +19,8 @@ KEPT_BYTES = 4096
 
 async def run_program(command: Sequence[str], task: Task) -> str | None:
     """The last line that the program writes; None when it writes none. It finds its task in its environment:
-    OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, CUSEARCH_QUESTION, CUSEARCH_QUESTION_ID, CUSEARCH_SEARCH_URL.
+    OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, the first two for ANTHROPIC, too, CUSEARCH_QUESTION,
+    CUSEARCH_QUESTION_ID and CUSEARCH_SEARCH_URL.
 
     Raises: EpisodeFailed with the last line of its errors when its exit status is not 0, or it cannot be started."""
     try:
@@ -47,6 +48,8 @@ def _environment(task: Task) -> dict[str, str]:
         "OPENAI_BASE_URL": task.base_url,
         "OPENAI_API_KEY": task.api_key,
         "OPENAI_MODEL": task.model,
+        "ANTHROPIC_BASE_URL": task.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": task.api_key,
         "CUSEARCH_QUESTION": task.question,
         "CUSEARCH_QUESTION_ID": task.question_id,
         "CUSEARCH_SEARCH_URL": task.search_url,

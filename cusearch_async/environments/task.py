@@ -13,7 +13,7 @@ class Task:
     question: str
     question_id: str
     base_url: str
-    """Of the Chat Completions API, for this episode alone."""
+    """Of Chat Completions and Responses, for this episode alone; without its /v1 that of Anthropic's Messages."""
     api_key: str
     model: str
     search: Callable[[str], Awaitable[list[str]]]

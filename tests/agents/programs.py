@@ -165,6 +165,21 @@ async def with_messages(task: Task) -> str:
             messages += [{"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
 
 
+async def tells_its_calls_as_text(task: Task) -> str:
+    """Each request is a new conversation, with what it knows in one message."""
+    known = ""
+    async with client_of(task) as client:
+        while True:
+            messages: Any = [{"role": "user", "content": task.question + known}]
+            reply = await client.chat.completions.create(model=task.model, messages=messages, tools=[SEARCH])
+            message = reply.choices[0].message
+            if not message.tool_calls:
+                return message.content or ""
+            for call in message.tool_calls:
+                found = await task.search(json.loads(call.function.arguments)["query"])
+                known += f" I found: {found}"
+
+
 async def asks_two_at_once(task: Task) -> str:
     async with client_of(task) as client:
         asking = (

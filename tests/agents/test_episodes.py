@@ -37,8 +37,9 @@ class Scene:
         end = self.tokenizer.eos_token
         self.policy = ScriptedPolicy(self.tokenizer, [turn if turn.endswith("CUT") else turn + end for turn in turns])
         self.search = FakeSearch(found)
-        own = {key: settings.pop(key) for key in ("tools",) if key in settings}
-        environment = EnvironmentConfig(name="agent", agent=f"tests.agents.programs:{program}", **own)
+        own = {key: settings.pop(key) for key in ("tools", "ignores", "command") if key in settings}
+        own |= {} if "command" in own else {"agent": f"tests.agents.programs:{program}"}
+        environment = EnvironmentConfig(name="agent", **own)
         episode = EpisodeConfig(s_max=3, max_prompt_tokens=200, max_observation_tokens=200, max_turn_tokens=200)
         environments = {"a": environment.make(self.search)}
         self.runner = AgentRunner(
@@ -155,6 +156,16 @@ async def test_a_turn_that_was_cut_is_ended_for_the_policy():
 async def test_a_failure_is_named(program, message):
     with pytest.raises(EpisodeFailed, match=message):
         await Scene(["a", "b"], program).run()
+
+
+async def test_a_field_that_is_ignored_is_told_once(caplog):
+    caplog.set_level("INFO")
+    scene = Scene(["a", "b"], "changes_temperature", ignores=("temperature",))
+    for _ in range(2):
+        await scene.run()
+    (said,) = [record.message for record in caplog.records if "ignored" in record.message]
+    assert "gives temperature, which is ignored (environment.LABEL.ignores)" in said
+    assert [request.temperature for request in scene.policy.requests] == [1.0, 1.0]
 
 
 async def test_an_agent_that_hangs_fails_its_episode():

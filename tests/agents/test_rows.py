@@ -53,6 +53,13 @@ async def test_a_result_counts_once_though_the_history_changes_at_every_turn():
     assert trajectory.retrieval_tokens == sum(len(turn) for turn in scene.policy._turns[:2])
 
 
+async def test_results_that_are_told_as_text_count():
+    scene = Scene([calling("Pinsk"), calling("Belarus"), "5"], "tells_its_calls_as_text")
+    trajectory = await scene.run()
+    assert (trajectory.depth, len(trajectory.starts), trajectory.turns) == (2, 3, 3)
+    assert (await Scene([calling("Pinsk"), "5"], "tells_its_calls_as_text", tools=("calculate",)).run()).depth == 0
+
+
 async def test_two_requests_at_once_are_two_rows():
     scene = Scene(["5", "6"], "asks_two_at_once")
     trajectory = await scene.run()
@@ -148,6 +155,33 @@ async def test_two_equal_requests_at_once_are_one():
     one, other = await both
     assert one is other
     assert (slow.begun, len(turns.rows)) == (1, 1)
+
+
+async def test_a_row_that_is_being_asked_is_not_continued():
+    scene = Scene(["a", "b", "c"])
+    turns = turns_of(scene)
+    await turns.ask(request_of("?"))
+    slow = Slow(scene)
+    both = asyncio.gather(turns.ask(request_of("?", "a", "x")), turns.ask(request_of("?", "a", "y")))
+    await until(lambda: slow.begun == 2)
+    slow.go.set()
+    assert [reply.message.content for reply in await both] == ["b", "c"]
+    begun = f"user: ?{END}\nassistant: a{END}\nuser: "
+    assert [scene.tokenizer.decode(row.tape.token_ids) for row in turns.rows] == [
+        f"{begun}x{END}\nassistant: b{END}",
+        f"{begun}y{END}\nassistant: c{END}",
+    ]
+
+
+async def test_a_row_of_which_nothing_was_asked_is_continued_last():
+    """Any request continues it, also those of other rows."""
+    scene = Scene(["a", "b"])
+    turns = turns_of(scene)
+    await turns.ask(request_of("?"))
+    with pytest.raises(Refused):
+        await turns.ask(request_of("other", "x", "word " * 2000))
+    assert (await turns.ask(request_of("?", "a", "more"))).message.content == "b"
+    assert [len(row.tape.logprobs) for row in turns.rows] == [2, 0]
 
 
 async def test_a_turn_is_sampled_to_its_end_though_the_client_has_gone():

@@ -1,0 +1,42 @@
+"""Agents written with SDKs, unmodified, in a separate environment (`make setup-sdks`)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.agents.test_episodes import Scene, calling, parser  # noqa: F401
+
+PYTHON = Path(os.environ.get("CUSEARCH_SDKS", ".venv-sdks")).absolute() / "bin" / "python"
+PROGRAMS = Path(__file__).parent / "sdks"
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is not there: make setup-sdks"),
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "settings"),
+    [
+        (("with_openai_agents.py",), {}),
+        (("with_openai_agents.py", "stream"), {}),
+        (("with_anthropic.py",), {}),
+        (("with_anthropic.py", "stream"), {}),
+        (("with_smolagents.py",), {"ignores": ("tool_choice",), "max_prompt_tokens": 8000, "max_turn_tokens": 400}),
+    ],
+)
+async def test_what_an_agent_of_an_sdk_was_given_and_said_is_trained_on(program, settings):
+    final = "5"
+    if "smol" in program[0]:  # it answers with a tool
+        final = calling("5").replace('"search"', '"final_answer"').replace('"query"', '"answer"')
+    turns = [calling("Pinsk"), calling("Belarus", text="Next. "), final]
+    scene = Scene(turns, command=(str(PYTHON), str(PROGRAMS / program[0]), *program[1:]), **settings)
+    trajectory = await scene.run()
+    assert (trajectory.prediction, trajectory.reward, trajectory.turns, trajectory.depth) == ("5", 1.0, 3, 2)
+    assert len(trajectory.starts) == (3 if "smol" in program[0] else 1), "smolagents writes its history anew each time"
+    sampled = trajectory.token_ids[trajectory.sampled]
+    assert sampled.tolist() == [token for turn in scene.policy._turns for token in turn]
+    assert scene.text(trajectory).index("Pinsk is in Belarus.") > 0
