@@ -5,6 +5,8 @@ from __future__ import annotations
 TOKENS = ("agents/conversation.py", "agents")
 EPISODES = ("agents/episode.py", "agents/test_episodes.py")
 TURNS = ("agents/turns.py", "agents")
+REMOTE = ("agents/remote.py", "agents/test_remote.py")
+GATEWAY_REMOTE = ("agents/gateway.py", "agents/test_remote.py")
 API = ("agents/api.py", "agents/test_gateway.py")
 GATEWAY = ("agents/gateway.py", "agents/test_gateway.py")
 
@@ -71,6 +73,10 @@ AGENTS = {
     "any key opens any session": (GATEWAY, "if not has_token(request, key) and", "if False and"),
     "another temperature is taken": (API, "if given != settings.temperature:", "if False:"),
     "fields that are not known are left out": (API, "        if self._given:\n", "        if False:\n"),
+    "any token gives episodes": (REMOTE, "if not has_token(request, self._token):", "if False:"),
+    "an episode is given to all who ask": (REMOTE, "self._waiting.popleft().task", "self._waiting[0].task"),
+    "who has gone is given an episode": (GATEWAY_REMOTE, "handler_cancellation=True", "handler_cancellation=False"),
+    "an episode that has ended is offered": (REMOTE, "self._waiting.remove(offer)", "pass"),
     "a result of Anthropic's is the user's": (
         ("agents/messages.py", "agents/test_apis.py"),
         'yield Message("tool", result, tool_call_id',

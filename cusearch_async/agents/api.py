@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aiohttp import web
+
 from cusearch_async.agents.conversation import Message, Tools
 from cusearch_async.config import EpisodeConfig
 
 MODEL = "policy"
+MAX_BODY_BYTES = 16 << 20
 
 
 class Refused(Exception):
@@ -139,6 +142,16 @@ def list_of(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise Refused(f"{name} must be a list with a message", name)
     return value
+
+
+async def body_of(request: web.Request) -> Any:
+    """Raises: Refused."""
+    try:
+        return await request.json()
+    except (ValueError, RecursionError) as error:
+        raise Refused("the body is not JSON") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise Refused(f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", status=413) from error
 
 
 def event(data: Mapping[str, Any], name: str | None = None) -> bytes:

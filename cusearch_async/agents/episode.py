@@ -12,9 +12,11 @@ from cusearch_async.agents.api import MODEL
 from cusearch_async.agents.conversation import end_of_turn
 from cusearch_async.agents.gateway import Gateway, Session
 from cusearch_async.agents.parsing import parser_of
+from cusearch_async.agents.remote import Remote
 from cusearch_async.agents.turns import ChatPolicy, Turns
-from cusearch_async.config import EpisodeConfig
+from cusearch_async.config import EpisodeConfig, agents_token
 from cusearch_async.environments import AgentEnvironment, Environment, Episode
+from cusearch_async.environments.agent import Agent
 from cusearch_async.environments.task import Task
 from cusearch_async.errors import EpisodeFailed, first_line
 from cusearch_async.rollout import prompting
@@ -34,10 +36,13 @@ class AgentRunner(EpisodeRunner):
         seed: int,
         template_arguments: prompting.Arguments = prompting.NO_ARGUMENTS,
     ) -> None:
-        """Raises: ConfigError as EpisodeRunner, and when the model is no chat model or a parser does not exist."""
+        """Raises: ConfigError as EpisodeRunner, and when the model is no chat model, a parser does not exist, or remote
+        agents have no token."""
         super().__init__(policy, environments, tokenizer, settings, seed, template_arguments)
-        self._gateway = Gateway(settings)
         agents = {label: one.settings for label, one in environments.items() if isinstance(one, AgentEnvironment)}
+        addresses = [own.remote for own in agents.values() if own.remote]
+        self._remote = Remote(agents_token()) if addresses else None
+        self._gateway = Gateway(settings, next(iter(addresses), ""), self._remote)
         parsers = {
             label: parser_of(f"environment.{label}.parser", own.parser, tokenizer) for label, own in agents.items()
         }
@@ -74,6 +79,12 @@ class AgentRunner(EpisodeRunner):
         rows = [row.tape for row in turns.rows if row.tape.logprobs]
         return self._trajectory(episode, rows, score, worker, started, turns.waited_s, turns.counted_tokens)
 
+    def _agent_of(self, environment: AgentEnvironment) -> Agent:
+        if environment.agent is not None:
+            return environment.agent
+        assert self._remote is not None
+        return self._remote.agent
+
     async def _result(
         self, environment: AgentEnvironment, task: Task, session: Session, turns: Turns
     ) -> str | float | None:
@@ -82,7 +93,7 @@ class AgentRunner(EpisodeRunner):
         result: str | float | None = None
         try:
             async with asyncio.timeout(limit_s):
-                result = await environment.agent(task)
+                result = await self._agent_of(environment)(task)
         except TimeoutError as error:
             failed = EpisodeFailed(f"{environment.name} took longer than episode.timeout_s ({limit_s:g} s)")
             failed.__cause__ = error

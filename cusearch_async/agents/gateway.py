@@ -6,23 +6,32 @@ An episode has a session, whose name is its key, too.
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from cusearch_async.agents import chat, messages, responses
-from cusearch_async.agents.api import MODEL, Refused, TurnReply, TurnRequest
+from cusearch_async.agents.api import MAX_BODY_BYTES, MODEL, Refused, TurnReply, TurnRequest, body_of
+from cusearch_async.agents.remote import Remote
 from cusearch_async.config import LOOPBACK, EpisodeConfig
-from cusearch_async.errors import CusearchError, RetrievalError
+from cusearch_async.errors import ConfigError, CusearchError, RetrievalError
 from cusearch_async.http_server import has_token
 
-MAX_BODY_BYTES = 16 << 20
+TASKS = "/tasks"
+PORTS = 64
+"""Workers of one machine listen at ports that follow each other."""
+ANYWHERE = ("0.0.0.0", "::")  # noqa: S104
+
+log = logging.getLogger(__name__)
 
 Answer = Callable[[TurnRequest], Awaitable[TurnReply]]
 """The policy's turn. Raises: Refused; EpisodeFailed and its like."""
@@ -49,10 +58,13 @@ _APIS: Mapping[str, Any] = {"chat/completions": chat, "messages": messages, "res
 
 
 class Gateway:
-    """Listens while a session is open."""
+    """Listens on loopback while a session is open, or at an address where programs elsewhere ask for episodes, from the
+    first one to the end of the process."""
 
-    def __init__(self, settings: EpisodeConfig) -> None:
+    def __init__(self, settings: EpisodeConfig, address: str = "", remote: Remote | None = None) -> None:
         self._settings = settings
+        self._address = urlsplit(address)
+        self._remote = remote
         self._sessions: dict[str, Session] = {}
         self._runner: web.AppRunner | None = None
         self._url = ""
@@ -72,10 +84,15 @@ class Gateway:
             yield session, f"{self._url}/sessions/{key}", key
         finally:
             del self._sessions[key]
-            async with self._opening:
-                if not self._sessions and self._runner is not None:
-                    runner, self._runner = self._runner, None
-                    await runner.cleanup()
+            if not self._sessions and self._remote is None:
+                await self.close()
+
+    async def close(self) -> None:
+        """Listen no more. Programs elsewhere would take a moment without sessions for the end."""
+        async with self._opening:
+            if not self._sessions and self._runner is not None:
+                runner, self._runner = self._runner, None
+                await runner.cleanup()
 
     async def _listen(self) -> None:
         application = web.Application(middlewares=[self._in_session], client_max_size=MAX_BODY_BYTES)
@@ -83,18 +100,45 @@ class Gateway:
             application.router.add_post(f"/sessions/{{key}}/v1/{path}", self._answer)
         application.router.add_get("/sessions/{key}/v1/models", self._models)
         application.router.add_post("/sessions/{key}/search", self._search)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, LOOPBACK[0], 0)
-        await site.start()
-        self._url = f"http://{LOOPBACK[0]}:{self._runner.addresses[0][1]}"
+        if self._remote is not None:
+            application.router.add_post(TASKS, self._remote.take)
+            application.router.add_post("/sessions/{key}/end", self._remote.end)
+        # a program that goes while it waits for an episode gets none; turns are sampled to their end
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1, handler_cancellation=True)
+        await runner.setup()
+        try:
+            port = await self._listen_at(runner)
+        except BaseException:
+            await runner.cleanup()
+            raise
+        self._runner = runner
+        host = self._address.hostname or LOOPBACK[0]
+        self._url = f"http://{LOOPBACK[0] if host in ANYWHERE else host}:{port}"
+
+    async def _listen_at(self, runner: web.AppRunner) -> int:
+        """The port: the first free one from that of the address on. Raises: ConfigError."""
+        host, first = self._address.hostname or LOOPBACK[0], self._address.port or 0
+        for port in range(first, first + (PORTS if first else 1)):
+            try:
+                await web.TCPSite(runner, host, port).start()
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise ConfigError(
+                        f"environment.LABEL.remote: cannot listen at {host} ({error.strerror})"
+                    ) from error
+                continue
+            if first:
+                log.info("programs can ask for episodes at http://%s:%d", host, port)
+            return int(runner.addresses[0][1])
+        raise ConfigError(f"environment.LABEL.remote: ports {first} to {first + PORTS - 1} of {host} are in use")
 
     @web.middleware
     async def _in_session(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Failures become errors in the API's form."""
         session = None
         try:
-            session = request[_SESSION] = self._session_of(request)
+            if self._remote is None or request.path != TASKS:
+                session = request[_SESSION] = self._session_of(request)
             return await handler(request)
         except Refused as error:
             refusal = error
@@ -121,7 +165,7 @@ class Gateway:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _search(self, request: web.Request) -> web.Response:
-        body = await _json(request)
+        body = await body_of(request)
         query = body.get("query") if isinstance(body, dict) else None
         if not isinstance(query, str):
             raise Refused("query must be a text", "query")
@@ -129,7 +173,7 @@ class Gateway:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         api, session = _api_of(request), request[_SESSION]
-        asked = api.read(await _json(request), self._settings, session.ignores)
+        asked = api.read(await body_of(request), self._settings, session.ignores)
         reply = await session.answer(asked)
         if not asked.streams:
             return web.json_response(api.answer(reply))
@@ -142,12 +186,3 @@ class Gateway:
 
 def _api_of(request: web.Request) -> Any:
     return _APIS.get(request.path.partition("/v1/")[2], chat)
-
-
-async def _json(request: web.Request) -> Any:
-    try:
-        return await request.json()
-    except (ValueError, RecursionError) as error:
-        raise Refused("the body is not JSON") from error
-    except web.HTTPRequestEntityTooLarge as error:
-        raise Refused(f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", status=413) from error

@@ -1,4 +1,4 @@
-"""Secrets, which are not settings: the password of Redis, the token for downloads of weights, and that of the page.
+"""Secrets, which are not settings: the password of Redis, the tokens for weights, for agents and for the page.
 
 They come from the environment, or from a file in the run's folder that only its user can read."""
 
@@ -51,6 +51,17 @@ def make_page_token(folder: Path) -> str:
     Raises: ConfigError when the file exists, but this user may not read it; OSError when it cannot be made."""
     file = folder / "page-token"
     return _secret("CUSEARCH_PAGE_TOKEN", file, "the token for changes by the page") or _new_token(file)
+
+
+def agents_token() -> str:
+    """CUSEARCH_AGENTS_TOKEN. Raises: ConfigError without one."""
+    token = os.environ.get("CUSEARCH_AGENTS_TOKEN")
+    if not token:
+        raise ConfigError(
+            "environment.LABEL.remote needs a token: set CUSEARCH_AGENTS_TOKEN to the same secret for this process and "
+            "for the programs that ask it for episodes"
+        )
+    return token
 
 
 def _new_token(file: Path) -> str:

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from cusearch_async.algorithm.answers import Metric, exact_match, f1_score
 from cusearch_async.environments.base import Environment, EnvironmentSettings, Episode, Reward, Score, Search
@@ -26,6 +27,9 @@ class AgentSettings(EnvironmentSettings):
     command: tuple[str, ...] = ()
     """agent: instead, a program and its arguments, started for every episode. The last line that it writes is its
     answer."""
+    remote: str = ""
+    """agent: instead, the address at which programs that run elsewhere ask for episodes, like http://10.0.0.5:9000;
+    workers of one machine take ports from there on."""
     tools: tuple[str, ...] = ()
     """agent: tools whose results count in the depth; empty: all."""
     parser: str = "hermes"
@@ -47,14 +51,17 @@ class AgentEnvironment(Environment):
     def __init__(self, settings: Any, template: Template, search: Search, reward: Reward | None = None) -> None:
         """Raises: ConfigError when there is no agent, or it is no async function."""
         super().__init__(settings, Template(PLACE, notice=""), search, reward)  # the program writes the prompt
-        function, command = self.settings.agent, self.settings.command
-        if bool(function) == bool(command):
+        function, command, remote = self.settings.agent, self.settings.command, self.settings.remote
+        if sum(map(bool, (function, command, remote))) != 1:
             raise ConfigError(
-                "the environment agent needs one of its settings agent, your function (package.module:function), and "
-                f"command, your program; got {function!r} and {list(command)}"
+                "the environment agent needs one of its settings agent, your function (package.module:function), "
+                f"command, your program, and remote, an address; got {function!r}, {list(command)} and {remote!r}"
             )
-        self.name = f"the agent {function or command[0]}"
-        self.agent: Agent = functools.partial(run_program, command)
+        if remote:
+            _check_address(remote)
+        self.name = f"the agent {function or command[0]}" if not remote else f"an agent at {remote}"
+        self.agent: Agent | None = functools.partial(run_program, command) if command else None
+        """None: programs elsewhere ask for their episodes."""
         if function:
             self.agent = load_function("environment.LABEL.agent", function)
             if not inspect.iscoroutinefunction(self.agent):
@@ -70,3 +77,14 @@ class AgentEnvironment(Environment):
             return Score(reward=float(result), em=float(result >= 1))
         f1 = f1_score(result, answers, metric)
         return Score(reward=f1, em=exact_match(result, answers, metric), f1=f1, prediction=result)
+
+
+def _check_address(url: str) -> None:
+    """Raises: ConfigError."""
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme == "http" and bool(parts.hostname) and bool(parts.port) and not parts.path
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ConfigError(f"environment.LABEL.remote: {url!r} must look like http://10.0.0.5:9000")

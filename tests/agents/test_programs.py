@@ -82,5 +82,5 @@ async def test_no_program_outlives_its_episode(tmp_path):
 
 @pytest.mark.parametrize("own", [{"command": ()}, {"agent": "tests.agents.programs:with_tools"}])
 def test_an_agent_is_a_function_or_a_program(own):
-    with pytest.raises(ConfigError, match=r"needs one of its settings agent, .* and command"):
+    with pytest.raises(ConfigError, match=r"needs one of its settings agent, .*, command, .* and remote"):
         runner_of("x", **own)

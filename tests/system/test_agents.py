@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from cusearch_async.agents.parsing import parser_of
 from cusearch_async.config import STARTER
 from cusearch_async.errors import ConfigError
 from tests.agents.templates import chat_tokenizer
-from tests.conftest import wait_until
+from tests.conftest import free_port, wait_until
 from tests.system.conftest import Run, finish
+from tests.system.forked import Command
 
 pytestmark = pytest.mark.system
 
@@ -27,11 +29,29 @@ def chat_starter(folder: Path) -> Path:
     return folder
 
 
-def test_an_agents_episodes_are_token_exact_on_policy(run: Run, tmp_path: Path):
+PROGRAM = json.dumps([sys.executable, "-m", "docs.examples.program"])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"agent": "docs.examples.agent:answer"},
+        pytest.param({"command": PROGRAM}, marks=pytest.mark.slow),
+        pytest.param({"remote": "http://127.0.0.1:{port}"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda how: next(iter(how)),
+)
+def test_an_agents_episodes_are_token_exact_on_policy(run: Run, tmp_path: Path, how: dict[str, str], monkeypatch):
     """With max_staleness = 0 the engine computes what the learner computes, also after weights came back: no token was
-    made again from text."""
+    made again from text. Each way is the example of docs/agents.md."""
+    address = how.get("remote", "").format(port=free_port())
+    if address:
+        how = {"remote": address}
+        monkeypatch.setenv("CUSEARCH_AGENTS_TOKEN", "of this test")
+        run.started.append(Command(("docs.examples.remote", address, "8"), tmp_path / "elsewhere.log", {}))
     run.overrides |= {"model.path": chat_starter(tmp_path / "model"), "model.dtype": "float32", "pool.max_staleness": 0}
-    run.overrides |= {"environment.search.name": "agent", "environment.search.agent": "docs.examples.agent:answer"}
+    run.overrides |= {"environment.search.name": "agent"}
+    run.overrides |= {f"environment.search.{name}": value for name, value in how.items()}
     status, output = finish(run.cusearch("launch", run__steps=2))
     assert status == 0, output
     rows = run.metrics()

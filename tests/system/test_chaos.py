@@ -16,6 +16,8 @@ pytestmark = pytest.mark.system
 ON_THE_ENGINE = {"kill worker", "pause worker", "kill learner", "kill redis", "torn weights", "cut", "partition"}
 """Faults that vLLM may take otherwise than an engine that costs nothing; the others are left to the long campaign."""
 
+ON_AGENTS = ON_THE_ENGINE - {"torn weights"} | {"kill agent", "pause worker"}
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -29,6 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("deferred", set(), id="deferred", marks=pytest.mark.slow),
         pytest.param("forgetful", set(), id="forgetful", marks=pytest.mark.slow),
         pytest.param("engine", ON_THE_ENGINE, id="engine", marks=pytest.mark.slow),
+        pytest.param("agents", ON_AGENTS, id="agents", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_under_every_kind_of_fault_loses_nothing(tmp_path: Path, model: Path, name: str, only: set[str]):

@@ -6,6 +6,8 @@ import asyncio
 import json
 import random
 import re
+import shutil
+import sys
 import time
 import traceback
 from collections import Counter
@@ -26,12 +28,23 @@ QUIET_STEPS = 6
 """Learner steps after the last fault."""
 VOCABULARY = 384
 """Of the atlas tokenizer, which the tiny model has too."""
-SHARES = {"network": 0.43, "content": 0.43, "worker": 0.05, "servers": 0.05, "learner": 0.04, "forgetful": 0.04}
+SHARES = {
+    "network": 0.43,
+    "content": 0.43,
+    "worker": 0.05,
+    "servers": 0.05,
+    "learner": 0.04,
+    "forgetful": 0.04,
+    "agent": 0.43,
+}
 """Of the faults, by lane: a learner that starts takes many seconds."""
 ATTEMPTS = 20
 """Times that a fault is tried which finds nothing to spoil."""
-GAP_S = {"network": 0.1, "content": 0.1, "worker": 2.0, "servers": 2.0, "learner": 2.0, "forgetful": 1.0}
+GAP_S = {"network": 0.1, "content": 0.1, "worker": 2.0, "servers": 2.0, "learner": 2.0, "forgetful": 1.0, "agent": 0.5}
 """Longest pause between two faults of a lane."""
+
+
+CHAT_TEMPLATE = Path(__file__).parents[3] / "docs" / "examples" / "agent.jinja"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +60,16 @@ class Campaign:
 
 EVERYTHING = ("network", "content", "worker", "servers", "learner")
 DEFERRED = {"pool.order": "deferred", "pool.max_staleness": 1, "pool.defer": 1, "pool.hedge_after_s": 2}
+AGENTS = {
+    "environment.search.name": "agent",
+    "environment.search.command": json.dumps([sys.executable, "-m", "docs.examples.program"]),
+}
 CAMPAIGNS = (
-    Campaign("asynchronous", 0.4, ("light", "light"), EVERYTHING, {"pool.max_staleness": 2}),
+    Campaign("asynchronous", 0.3, ("light", "light"), EVERYTHING, {"pool.max_staleness": 2}),
     Campaign("deferred", 0.2, ("light", "light"), EVERYTHING, DEFERRED),
     Campaign("synchronous", 0.15, ("light", "light"), EVERYTHING, {"pool.max_staleness": 0}),
     Campaign("engine", 0.15, ("vllm",), EVERYTHING, {"rollout.max_episodes": 16}, model="atlas"),
+    Campaign("agents", 0.1, ("light", "light"), (*EVERYTHING, "agent"), AGENTS, model="chat"),
     Campaign("forgetful", 0.1, ("light", "light"), ("network", "content", "forgetful"), {"redis.outage_s": 60}),
 )
 
@@ -77,8 +95,13 @@ class Play:
 
     def __init__(self, campaign: Campaign, folder: Path, model: Path, count: int, seed: int, only: set[str]) -> None:
         self.campaign, self.folder, self.seed = campaign, folder, seed
-        path = "atlas" if campaign.model == "atlas" else str(model)
-        self.scene = Scene(folder, seed, list(campaign.engines), {"model.path": path} | campaign.changes)
+        paths = {"atlas": "atlas", "tiny": str(model), "chat": str(folder / "model")}
+        if campaign.model == "chat":
+            shutil.copytree(model, folder / "model")
+            shutil.copy(CHAT_TEMPLATE, folder / "model" / "chat_template.jinja")
+        self.scene = Scene(
+            folder, seed, list(campaign.engines), {"model.path": paths[campaign.model]} | campaign.changes
+        )
         kinds = [kind for kind in KINDS if kind.lane in campaign.lanes and (not only or kind.name in only)]
         self.plan = plan(kinds, count, seed)
         self.done: Counter[str] = Counter()

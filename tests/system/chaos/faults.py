@@ -13,12 +13,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from cusearch_async.transport import codec
 from tests.conftest import SLOW
 from tests.system.chaos.gateway import HOSTILE
 from tests.system.chaos.scene import LEASE_S, STUCK_S, Scene
 
 Act = Callable[[Scene, random.Random], Awaitable[str | None]]
+AGENT = "docs.examples.program"
 RECENT_S = 20.0
 """A script that was called so long ago is likely to be called again."""
 PAUSES = {"0.5 s": 0.5, "1 lease": LEASE_S, "2 leases": 2 * LEASE_S, "longer": 3.5 * LEASE_S}
@@ -44,6 +47,17 @@ def kill(who: str) -> Act:
         return name
 
     return act
+
+
+async def kill_agent(scene: Scene, draw: random.Random) -> str | None:
+    """The program of an episode, whatever it is doing."""
+    workers = {scene.processes[name].pid for name in scene.workers}
+    asked = psutil.process_iter(["ppid", "cmdline"])  # of one that is gone or a zombie it has none
+    agents = [one for one in asked if one.info["ppid"] in workers and AGENT in " ".join(one.info["cmdline"] or [])]
+    if not agents:
+        return None
+    draw.choice(agents).kill()
+    return f"one of {len(agents)}"
 
 
 def pause(who: str) -> Act:
@@ -405,6 +419,7 @@ def hostile(how: str) -> Act:
 
 KINDS = (
     *(Kind(f"kill {who}", lane, kill(who)) for who, lane in (("worker", "worker"), ("learner", "learner"))),
+    Kind("kill agent", "agent", kill_agent),
     *(Kind(f"kill {who}", "servers", kill(who)) for who in ("redis", "retriever")),
     Kind("pause worker", "worker", pause("worker")),
     Kind("pause learner", "learner", pause("learner")),

@@ -1,0 +1,209 @@
+"""Agents that run elsewhere: they take an episode, ask the policy, and end it; over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from cusearch_async.agents import remote
+from cusearch_async.errors import ConfigError, EpisodeFailed
+from tests.agents.test_episodes import Scene, parser  # noqa: F401
+from tests.conftest import free_port
+from tests.weights.test_http import until
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "of this test"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch):
+    monkeypatch.setenv("CUSEARCH_AGENTS_TOKEN", TOKEN)
+
+
+def scene_of(*turns: str, **settings) -> tuple[Scene, str]:
+    address = f"http://127.0.0.1:{free_port()}"
+    return Scene(turns, remote=address, **settings), address
+
+
+@asynccontextmanager
+async def running(scene: Scene):
+    """An episode, which is waiting for a program."""
+    episode = asyncio.ensure_future(scene.run())
+    await until(lambda: bool(scene.runner._remote._waiting) and scene.runner._gateway._runner is not None)
+    try:
+        yield episode
+    finally:
+        episode.cancel()
+        await asyncio.wait([episode])
+        await scene.runner._gateway.close()
+
+
+async def take(address: str) -> dict:
+    async with aiohttp.request("POST", f"{address}/tasks", headers=HEADERS) as response:
+        assert response.status == 200
+        return await response.json()
+
+
+async def ask(task: dict, text: str) -> str:
+    body = {"messages": [{"role": "user", "content": text}]}
+    return (await posted(task, f"{task['base_url']}/chat/completions", body))["choices"][0]["message"]["content"]
+
+
+async def posted(task: dict, url: str, body: dict, status: int = 200) -> dict:
+    headers = {"Authorization": f"Bearer {task['api_key']}"}
+    async with aiohttp.request("POST", url, json=body, headers=headers) as response:
+        assert response.status == status, await response.text()
+        return await response.json()
+
+
+async def test_a_program_elsewhere_takes_an_episode_and_ends_it():
+    scene, address = scene_of("search: Pinsk", "5")
+    async with running(scene) as episode:
+        task = await take(address)
+        assert (task["question"], task["question_id"], task["model"]) == ("Where?", "q", "policy")
+        assert task["base_url"].startswith(f"{address}/sessions/")
+        assert await ask(task, task["question"]) == "search: Pinsk"
+        assert (await posted(task, task["search_url"], {"query": "Pinsk"}))["documents"] == ["Pinsk is in Belarus."]
+        await posted(task, task["end_url"], {"answer": "5"})
+        trajectory = await episode
+    assert (trajectory.prediction, trajectory.reward, trajectory.turns) == ("5", 1.0, 1)
+
+
+async def test_the_examples_program_runs_episodes_on_another_machine():
+    command = [sys.executable, "-m", "docs.examples.remote"]
+    scene, address = scene_of("<search>Pinsk</search>", "<answer> 5 </answer>")
+    async with running(scene) as episode:
+        process = await asyncio.create_subprocess_exec(
+            *command, address, "2", env=os.environ | {"PYTHONPATH": str(ROOT)}
+        )
+        try:
+            trajectory = await episode
+        finally:
+            process.kill()
+            await process.wait()
+    assert (trajectory.prediction, trajectory.reward, trajectory.depth) == ("5", 1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "reward", "prediction"), [({"reward": 0.25}, 0.25, None), ({"answer": None}, 0.0, None)]
+)
+async def test_a_reward_or_no_answer(body, reward, prediction):
+    scene, address = scene_of("x")
+    async with running(scene) as episode:
+        task = await take(address)
+        await ask(task, "?")
+        await posted(task, task["end_url"], body)
+        trajectory = await episode
+    assert (trajectory.reward, trajectory.prediction) == (reward, prediction)
+
+
+async def test_an_error_of_the_program_fails_its_episode_and_is_named():
+    scene, address = scene_of("x")
+    async with running(scene) as episode:
+        task = await take(address)
+        await ask(task, "?")
+        await posted(task, task["end_url"], {"error": "no browser"})
+        with pytest.raises(EpisodeFailed, match="the program elsewhere said: no browser"):
+            await episode
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"answer": 3}, {"reward": "1"}, {"error": None}, {"answer": "5", "reward": 1}, {"else": 1}, []]
+)
+async def test_a_wrong_end_is_refused_and_the_episode_lasts(body):
+    scene, address = scene_of("5")
+    async with running(scene) as episode:
+        task = await take(address)
+        await ask(task, "?")
+        refused = await posted(task, task["end_url"], body, status=400)
+        assert "the body must be" in refused["error"]["message"]
+        await posted(task, task["end_url"], {"answer": "5"})
+        assert (await episode).reward == 1.0
+
+
+async def test_every_episode_is_given_once_and_who_asks_in_vain_is_told(monkeypatch):
+    monkeypatch.setattr(remote, "POLL_S", 0.2)
+    scene, address = scene_of("5")
+    async with running(scene) as episode:
+        task = await take(address)
+        async with aiohttp.request("POST", f"{address}/tasks", headers=HEADERS) as response:
+            assert response.status == 204
+        await ask(task, "?")
+        await posted(task, task["end_url"], {"answer": "5"})
+        assert (await episode).reward == 1.0
+
+
+async def test_who_asks_before_there_is_an_episode_gets_the_next():
+    scene, address = scene_of("5", "5")
+    async with running(scene) as first:
+        one = await take(address)
+        taking = asyncio.ensure_future(take(address))
+        second = asyncio.ensure_future(scene.run())
+        other = await taking
+        assert one["api_key"] != other["api_key"]
+        for task in (one, other):
+            await ask(task, "?")
+            await posted(task, task["end_url"], {"answer": "5"})
+        assert [(await episode).reward for episode in (first, second)] == [1.0, 1.0]
+
+
+async def test_who_has_gone_while_it_waited_gets_no_episode():
+    scene, address = scene_of("5", "5")
+    async with running(scene) as first:
+        one = await take(address)
+        gone = asyncio.ensure_future(take(address))
+        await until(lambda: not scene.runner._remote._news.is_set())
+        gone.cancel()
+        await asyncio.wait([gone])
+        second = asyncio.ensure_future(scene.run())
+        other = await take(address)
+        for task in (one, other):
+            await ask(task, "?")
+            await posted(task, task["end_url"], {"answer": "5"})
+        assert [(await episode).reward for episode in (first, second)] == [1.0, 1.0]
+
+
+async def test_a_program_that_never_ends_its_episode_fails_it_alone():
+    scene, address = scene_of("5", timeout_s=0.3)
+    async with running(scene) as episode:
+        task = await take(address)
+        with pytest.raises(EpisodeFailed, match=r"an agent at http://127.0.0.1:\d+ took longer than episode.timeout_s"):
+            await episode
+        await posted(task, task["end_url"], {"answer": "5"}, status=404)
+    assert not scene.runner._remote._waiting
+    assert not scene.runner._remote._offers
+
+
+async def test_nothing_is_given_or_ended_without_the_token_and_the_key():
+    scene, address = scene_of("5", "5")
+    async with running(scene):
+        async with aiohttp.request("POST", f"{address}/tasks", headers={"Authorization": "Bearer x"}) as response:
+            assert response.status == 401
+        task = await take(address)
+        await posted(task | {"api_key": "x"}, task["end_url"], {"answer": "5"}, status=401)
+        await posted(task | {"api_key": TOKEN}, task["end_url"], {"answer": "5"}, status=401)
+        async with aiohttp.request("GET", f"{address}/tasks", headers=HEADERS) as response:
+            assert response.status == 405
+
+
+async def test_a_second_worker_takes_the_next_port(monkeypatch):
+    scene, address = scene_of("5")
+    other = Scene(["5"], remote=address)
+    async with running(scene), running(other):
+        ports = [one.runner._gateway._runner.addresses[0][1] for one in (scene, other)]
+        assert ports[1] > ports[0] == int(address.rpartition(":")[2])
+
+
+def test_remote_agents_need_a_token_and_an_address(monkeypatch):
+    with pytest.raises(ConfigError, match=r"environment.LABEL.remote: 'ftp://x:1' must look like http://"):
+        Scene([], remote="ftp://x:1")
+    monkeypatch.delenv("CUSEARCH_AGENTS_TOKEN")
+    with pytest.raises(ConfigError, match="set CUSEARCH_AGENTS_TOKEN to the same secret"):
+        scene_of("5")
