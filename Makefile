@@ -9,7 +9,7 @@ SDKS_VENV := .venv-sdks
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup setup-browser setup-gpu setup-sdks demo demo-lm test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-alarms bench-async bench-buffer bench-dashboard bench-gpu bench-learner bench-lm bench-lora bench-retriever bench-rollout bench-scale bench-selection bench-weights clean
+.PHONY: setup setup-browser setup-gpu setup-sdks demo demo-lm test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-agents bench-alarms bench-async bench-buffer bench-dashboard bench-gpu bench-learner bench-lm bench-lora bench-retriever bench-rollout bench-scale bench-selection bench-weights clean
 
 # Expands to nothing where PYTHON can be used, else it ends make with one line.
 IS_PYTHON = $(if $(shell $(PYTHON) -c "import sys; sys.version_info >= (3, 11) and print(1)" 2>/dev/null),,$(error \
@@ -130,6 +130,9 @@ lint: setup
 	$(BIN)/mypy
 
 bench: bench-selection bench-buffer bench-retriever bench-learner bench-rollout bench-weights bench-async
+
+bench-agents: setup
+	$(BIN)/python -m tests.bench.bench_agents
 
 bench-async: setup
 	$(BIN)/python -m tests.bench.bench_async

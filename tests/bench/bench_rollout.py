@@ -42,6 +42,7 @@ SIDES = {
 }
 
 Spent = dict[str, float]
+NONE: Mapping[str, Sequence[str]] = {}
 
 
 def measure(
@@ -50,8 +51,10 @@ def measure(
     pool: int = POOL,
     configs: Sequence[str] = (ATLAS,),
     settings: Sequence[str] = (),
+    settings_of: Mapping[str, Sequence[str]] = NONE,
 ) -> dict[str, list[Spent]]:
-    """What each side has spent in each of `count` rounds, with `pool` episodes in flight."""
+    """What each side has spent in each of `count` rounds, with `pool` episodes in flight. `settings_of` are those that
+    a side has besides."""
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
         given = {
@@ -64,10 +67,12 @@ def measure(
         overrides = [*(word for key, value in given.items() for word in (f"--{key}", str(value))), *settings]
         config = load_config([Path(name) for name in configs], overrides)
         stack.enter_context(Fleet(config)).start_services()
-        case = folder / "case.json"
-        turns = str(folder / "turns.json")
-        case.write_text(json.dumps({"configs": configs, "overrides": overrides, "turns": turns, "pool": pool}))
-        running = {name: stack.enter_context(started(side, case)) for name, side in sides.items()}
+        running = {}
+        for number, (name, side) in enumerate(sides.items()):
+            case, turns = folder / f"case-{number}.json", str(folder / "turns.json")
+            own = [*overrides, *settings_of.get(name, ())]
+            case.write_text(json.dumps({"configs": configs, "overrides": own, "turns": turns, "pool": pool}))
+            running[name] = stack.enter_context(started(side, case))
         rounds = [{name: json.loads(ask(process)) for name, process in running.items()} for _ in range(count)]
     return {name: [of_round[name] for of_round in rounds] for name in running}
 
