@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from cusearch_async.agents import chat, messages, responses
@@ -55,6 +56,11 @@ class Session:
 _SESSION = web.RequestKey("session", Session)
 _APIS: Mapping[str, Any] = {"chat/completions": chat, "messages": messages, "responses": responses}
 """Path -> how requests are read, and answers and errors written."""
+
+
+_LOG = logging.getLogger(f"{__name__}.http")
+_LOG.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+"""What is no HTTP is answered, and not worth a traceback."""
 
 
 class Gateway:
@@ -104,7 +110,7 @@ class Gateway:
             application.router.add_post(TASKS, self._remote.take)
             application.router.add_post("/sessions/{key}/end", self._remote.end)
         # a program that goes while it waits for an episode gets none; turns are sampled to their end
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1, handler_cancellation=True)
+        runner = web.AppRunner(application, access_log=None, logger=_LOG, shutdown_timeout=1, handler_cancellation=True)
         await runner.setup()
         try:
             port = await self._listen_at(runner)

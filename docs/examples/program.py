@@ -27,7 +27,10 @@ def solve(question: str, base_url: str, key: str, search_url: str) -> str:
             return action[2].strip()
         shown = "\nMy previous action is invalid. Let me try again.\n"
         if action:
-            shown = "\n".join(post(search_url, key, {"query": action[2].strip()})["documents"])
+            found = post(search_url, key, {"query": action[2].strip()})["documents"]
+            shown = "".join(
+                contents.partition("\n")[2] + "\n" for contents in found
+            )  # without titles, as it knows them
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": shown}]
 
 

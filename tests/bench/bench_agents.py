@@ -1,8 +1,9 @@
 """Agents against the native loop, how exact their episodes are, and what kills do: python -m tests.bench.bench_agents
 
-- `over_native_loop`: tokens sampled per CPU second by a worker whose episodes run docs/examples/agent.py, over one with
-  episodes of the search environment, both with the chat model of docs/agents.md; 64 episodes in flight, CPU seconds
-  of worker and engine, the openai client's among them; the median ratio of ROUNDS alternating rounds.
+- `over_native_loop`: tokens sampled per CPU second of a rollout worker and its engine, whose episodes are those of
+  docs/examples/remote.py in another process, over a worker with the search environment: the same policy and prompts, 64
+  episodes in flight; the median ratio of ROUNDS alternating rounds. `over_native_loop_openai` is the same with
+  docs/examples/agent.py in the worker: what the openai client takes is counted.
 - `ids_exact_share`, `logp_max_diff`, `rows_per_episode`: EPISODES episodes on vLLM in float32. Of the sampled tokens of
   the trajectories, the share that the engine has sampled there; the largest difference between its log-probabilities
   and those of transformers, row by row; rows of an episode.
@@ -16,8 +17,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import secrets
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +31,7 @@ from cusearch_async.config import STARTER, load_config
 from cusearch_async.lifecycle.placement import configure_process
 from tests.bench import bench_rollout, figures
 from tests.bench.bench_learner import ROOT, Side
+from tests.conftest import free_port
 from tests.system.chaos import campaign
 from tests.system.chaos.scene import fresh_folder, tiny_model
 
@@ -36,7 +41,8 @@ IN_FLIGHT = 64
 EPISODES = 64
 KILLS = 60
 KINDS = {"kill agent", "kill worker", "kill learner", "kill redis", "kill retriever", "pause worker"}
-AGENT = ("--environment.search.name", "agent", "--environment.search.agent", "docs.examples.agent:answer")
+FUNCTION = "docs.examples.agent:answer"
+AGENT = ("--environment.search.name", "agent", "--environment.search.agent", FUNCTION)
 FOUND = ["Pinsk\nPinsk is a city in Belarus.", "Belarus\nIts capital is Minsk."]
 
 
@@ -48,13 +54,29 @@ def chat_model(folder: Path) -> Path:
 
 
 def over_native_loop(model: Path, rounds: int = ROUNDS, in_flight: int = IN_FLIGHT) -> dict[str, Any]:
-    sides = {name: Side(sys.executable, "rollout_case.py", "worker", ROOT) for name in ("agent", "native")}
-    shared = ("--model.path", str(model))
-    found = bench_rollout.measure(sides, rounds + 1, in_flight, settings=shared, settings_of={"agent": AGENT})
-    agent, native = (bench_rollout.rates(found[name]) for name in ("agent", "native"))
-    ratios = [one / other for one, other in zip(agent, native, strict=True)]
-    spent = {"agent_tokens_per_cpu_s": statistics.median(agent), "native_tokens_per_cpu_s": statistics.median(native)}
-    return {"over_native_loop": statistics.median(ratios), "over_native_loop_rounds": ratios} | spent
+    os.environ["CUSEARCH_AGENTS_TOKEN"] = secrets.token_urlsafe()
+    address = f"http://127.0.0.1:{free_port()}"
+    chat = ("--model.path", str(model), "--environment.search.name", "agent")
+    settings = {
+        "native": ("--model.path", "atlas"),
+        "remote": (*chat, "--environment.search.remote", address),
+        "openai": (*chat, "--environment.search.agent", FUNCTION),
+    }
+    sides = {name: Side(sys.executable, "rollout_case.py", "worker", ROOT) for name in settings}
+    program = [sys.executable, "-m", "docs.examples.remote", address, str(in_flight)]
+    with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL) as elsewhere:
+        try:
+            found = bench_rollout.measure(sides, rounds + 1, in_flight, settings_of=settings)
+        finally:
+            elsewhere.kill()
+    rates = {name: bench_rollout.rates(spent) for name, spent in found.items()}
+    ratios = {name: [one / other for one, other in zip(rates[name], rates["native"], strict=True)] for name in rates}
+    return {
+        "over_native_loop": statistics.median(ratios["remote"]),
+        "over_native_loop_openai": statistics.median(ratios["openai"]),
+        "tokens_per_cpu_s": {name: statistics.median(of_rounds) for name, of_rounds in rates.items()},
+        "tokens": {name: [spent["tokens"] for spent in of_rounds] for name, of_rounds in found.items()},
+    }
 
 
 class Finding:
@@ -76,7 +98,10 @@ def exactness(model: Path, count: int = EPISODES) -> dict[str, Any]:
 
     settings = ["--model.path", str(model), "--model.dtype", "float32", *AGENT]
     config = load_config([ROOT / "configs" / "atlas.toml"], settings)
-    tokenizer, plain = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model).eval()
+    tokenizer, plain = (
+        AutoTokenizer.from_pretrained(model),
+        AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval(),
+    )
     questions = load_run_questions(config).all[:count]
 
     async def run_all() -> tuple[list[Any], list[list[int]]]:
