@@ -41,12 +41,12 @@ AGENTS = {
     "a result counts in its own row alone": (TURNS, "if calls & answered or (calls", "if (calls"),
     "a result that is told as text does not count": (TURNS, "(calls and is_told_anew) or ", ""),
     "a result counts again in a new row": (TURNS, "                del self._uncounted[number]\n", ""),
-    "a failed search is forgiven": (TURNS, "            self.outage = error\n", ""),
-    "a dead engine is an agent's failure": (
+    "a failed search is forgiven": (
         TURNS,
-        "self.outage = None if isinstance(error, EpisodeFailed) else error",
-        "pass",
+        "except RetrievalError as error:\n            self.outage = error",
+        "except RetrievalError:",
     ),
+    "a dead engine is an agent's failure": (TURNS, "if not isinstance(error, EpisodeFailed):", "if False:"),
     "a limit fails the episode": (EPISODES, "if turns.reached_limit:", "if False:"),
     "there is no last turn": (TURNS, "if self._begun > settings.s_max:", "if False:"),
     "a row outgrows the engine": (TURNS, "settings.max_tokens - most - len(row.tape.token_ids)", "1 << 30"),

@@ -135,7 +135,8 @@ class Turns:
         try:
             turn = await self._chat.policy.generate(prompt, request.max_tokens, self._temperature, seed, stops)
         except CusearchError as error:
-            self.outage = None if isinstance(error, EpisodeFailed) else error
+            if not isinstance(error, EpisodeFailed):
+                self.outage = error
             raise
         text = tokenizer.decode(turn.token_ids, skip_special_tokens=False)
         stopped = next((stop for stop in request.stops if stop in text), None)

@@ -14,7 +14,7 @@ from cusearch_async.agents.api import Refused, TurnRequest
 from cusearch_async.agents.conversation import Message
 from cusearch_async.agents.turns import Turns
 from cusearch_async.environments import Episode
-from cusearch_async.errors import EpisodeFailed
+from cusearch_async.errors import EngineDied, EpisodeFailed
 from tests.agents.test_episodes import QUESTION, Scene, calling, parser  # noqa: F401
 from tests.weights.test_http import until
 
@@ -228,6 +228,20 @@ async def test_a_new_row_has_the_room_of_an_episode():
     with pytest.raises(Refused, match="more than is left of the row"):
         await turns.ask(request_of("?", "other", "word " * 2000))
     assert turns.reached_limit
+
+
+async def test_an_outage_is_remembered_whatever_fails_after_it(monkeypatch):
+    scene = Scene([])
+    turns, failures = turns_of(scene), [EngineDied("no memory"), EpisodeFailed("too long")]
+
+    async def fails(*_):
+        raise failures.pop(0)
+
+    monkeypatch.setattr(scene.policy, "generate", fails)
+    for failure, text in ((EngineDied, "a"), (EpisodeFailed, "b")):
+        with pytest.raises(failure):
+            await turns.ask(request_of(text))
+    assert str(turns.outage) == "no memory"
 
 
 async def test_what_a_chat_template_cannot_render_fails_the_request_alone(monkeypatch):
