@@ -16,4 +16,5 @@ def test_agents_episodes_are_exact_and_measured_against_the_native_loop(tmp_path
     found = bench_agents.exactness(model, 12)
     assert (found["ids_exact_share"], found["rows_per_episode"]) == (1.0, 1.0)
     assert 0 < found["logp_max_diff"] < 1e-3
-    assert bench_agents.over_native_loop(model, 1, 24)["over_native_loop"] > 0.2
+    ratios = bench_agents.over_native_loop(model, 1, 24)
+    assert min(ratios["over_native_loop"], ratios["over_native_loop_openai"]) > 0.2
