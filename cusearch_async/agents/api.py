@@ -76,9 +76,8 @@ class Fields:
         for field, allowed in fixed.items():
             value = self._given.pop(field, allowed[0])
             if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
-                raise Refused(
-                    f"{field} must be {' or '.join(map(json.dumps, allowed))}, got {json.dumps(value)}", field
-                )
+                possible = " or ".join(map(json.dumps, allowed))
+                raise Refused(f"{field} must be {possible}, got {json.dumps(value):.200}", field)
 
     def take(self, field: str, otherwise: Any = None) -> Any:
         return self._given.pop(field, otherwise)
@@ -87,7 +86,7 @@ class Fields:
         """Raises: Refused when it is not the run's."""
         given = self.take("temperature", settings.temperature)
         if given != settings.temperature:
-            text = f"temperature must be the run's, {settings.temperature:g} (episode.temperature), got {given!r}"
+            text = f"temperature must be the run's, {settings.temperature:g} (episode.temperature), got {given!r:.200}"
             raise Refused(f"{text}; leave it out", "temperature")
 
     def take_limit(self, names: Sequence[str], settings: EpisodeConfig) -> int:
@@ -112,7 +111,7 @@ class Fields:
         """Raises: Refused."""
         if self._given:
             field = next(iter(self._given))
-            raise Refused(f"{field} is not supported here; leave it out", field)
+            raise Refused(f"{field:.200} is not supported here; leave it out", field[:200])
 
 
 def text_of(content: Any, field: str, kinds: Sequence[str] = ("text",)) -> str:

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,12 +45,13 @@ class Session:
     search: Search
     ignores: Sequence[str] = ()
     """Fields of requests."""
-    refusals: list[str] = field(default_factory=list)
+    refusal: str = ""
+    """The last one."""
 
     @property
     def refused(self) -> str:
-        """The last refusal, to end a message with."""
-        return f"; it was refused: {self.refusals[-1]}" if self.refusals else ""
+        """The same, to end a message with."""
+        return f"; it was refused: {self.refusal}" if self.refusal else ""
 
 
 _SESSION = web.RequestKey("session", Session)
@@ -83,9 +84,9 @@ class Gateway:
         """A session, its address and its key."""
         key, session = secrets.token_urlsafe(24), Session(answer, search, ignores)
         async with self._opening:
-            self._sessions[key] = session
             if self._runner is None:
                 await self._listen()
+            self._sessions[key] = session
         try:
             yield session, f"{self._url}/sessions/{key}", key
         finally:
@@ -154,7 +155,7 @@ class Gateway:
             status = HTTPStatus.BAD_GATEWAY if isinstance(error, RetrievalError) else HTTPStatus.BAD_REQUEST
             refusal = Refused(str(error), code=type(error).__name__, status=status)
         if session is not None:
-            session.refusals.append(str(refusal))
+            session.refusal = str(refusal)
         return web.json_response(_api_of(request).error(refusal), status=refusal.status)
 
     def _session_of(self, request: web.Request) -> Session:

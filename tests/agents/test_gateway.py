@@ -7,7 +7,7 @@ import json
 import aiohttp
 import pytest
 
-from cusearch_async.agents.api import TurnReply
+from cusearch_async.agents.api import Refused, TurnReply
 from cusearch_async.agents.chat import read
 from cusearch_async.agents.conversation import Message
 from cusearch_async.agents.gateway import Gateway
@@ -77,8 +77,17 @@ async def test_what_cannot_be_honoured_is_refused_by_name(body, field, message):
         status, answer = await post(url, body, key)
         assert (status, answer["error"]["param"], answer["error"]["type"]) == (400, field, "invalid_request_error")
         assert message in answer["error"]["message"]
-        assert session.refusals == [answer["error"]["message"]]
+        assert session.refusal == answer["error"]["message"]
         assert (await post(url, HELLO, key))[1]["choices"][0]["message"]["content"] == "Hello?", "the session lasts"
+
+
+@pytest.mark.parametrize(
+    "body", [HELLO | {"n": "x" * 10_000}, HELLO | {"x" * 10_000: 1}, HELLO | {"temperature": "9" * 9999}]
+)
+def test_a_refusal_is_short_whatever_was_asked(body):
+    with pytest.raises(Refused) as refused:
+        read(body, SETTINGS)
+    assert len(json.dumps(refused.value.body)) < 1000
 
 
 def test_fields_without_effect_and_those_that_say_what_is_so_are_taken():
