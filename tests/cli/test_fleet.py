@@ -242,9 +242,9 @@ def test_each_process_gets_the_secrets_that_it_needs(fleet, monkeypatch):
     of_engines = {"SERPER_API_KEY": "hush", "SERPAPI_API_KEY": "hush", "CUSEARCH_SIMULATOR_KEY": "hush"}
     assert read_environment(fleet.children["retriever"]) == of_engines
     fleet.start_run()
-    for name in ("learner", "rollout-0"):
-        of_the_run = {f"CUSEARCH_{what}": "hush" for what in ("REDIS_PASSWORD", "SENTINEL_PASSWORD", "WEIGHTS_TOKEN")}
-        assert read_environment(fleet.children[name]) == of_the_run
+    of_the_run = {f"CUSEARCH_{what}": "hush" for what in ("REDIS_PASSWORD", "SENTINEL_PASSWORD", "WEIGHTS_TOKEN")}
+    assert read_environment(fleet.children["learner"]) == of_the_run
+    assert read_environment(fleet.children["rollout-0"]) == of_the_run | {"CUSEARCH_AGENTS_TOKEN": "hush"}
 
 
 def test_every_secret_that_the_package_reads_has_processes_that_need_it():

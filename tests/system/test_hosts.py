@@ -7,9 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +22,8 @@ pytestmark = pytest.mark.system
 
 ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
 PASSWORD = "of-this-test"
+MODULE = "cusearch_async.cli.main"
+CUSEARCH = str(Path(sys.executable).with_name("cusearch"))
 
 
 class Hosts:
@@ -30,11 +32,12 @@ class Hosts:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._name = f"cusearch-{os.getpid()}"
+        self._ends = {host: f"cu{host}{os.getpid()}"[:15] for host in ADDRESSES}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def build(self) -> str:
         """Why they cannot be built here; empty when they are."""
-        ends = {host: f"cu{host}{os.getpid()}"[:15] for host in ADDRESSES}
+        ends = self._ends
         one, other = ends.values()
         steps = [["netns", "add", self.of(host)] for host in ADDRESSES]
         steps += [["link", "add", one, "type", "veth", "peer", "name", other]]
@@ -54,7 +57,7 @@ class Hosts:
 
     def start(self, host: str, name: str, *command: str) -> subprocess.Popen[bytes]:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "CUSEARCH_REDIS_PASSWORD": PASSWORD}
-        environment |= {"CUSEARCH_WEIGHTS_TOKEN": "also-of-this-test"}
+        environment |= {"CUSEARCH_WEIGHTS_TOKEN": "also-of-this-test", "GLOO_SOCKET_IFNAME": self._ends[host]}
         with self.log(name).open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 ["ip", "netns", "exec", self.of(host), *command], stdout=log, stderr=log, env=environment
@@ -93,36 +96,56 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         hosts.remove()
 
 
-def test_a_learner_and_a_worker_on_two_hosts(hosts: Hosts, tmp_path: Path):
-    """As docs/nodes.md says: a Redis of your own on one, a retriever on each, weights over HTTP, two run folders."""
-    port = free_port()
-    settings = SMALL | {
-        "redis.url": f"redis://{ADDRESSES['a']}:{port}/0",
-        "retriever.url": f"http://127.0.0.1:{port + 1}",
-        "weights.transport": "http",
-        "weights.url": f"http://{ADDRESSES['a']}:{port + 2}",
-        "pool.max_staleness": 0,
-        "run.steps": 3,
-    }
+@pytest.fixture
+def run(hosts: Hosts, tmp_path: Path) -> Run:
+    return Run(hosts, tmp_path)
 
-    def start(host: str, name: str) -> subprocess.Popen[bytes]:
-        overrides = settings | {"run.folder": tmp_path / host}
+
+class Run:
+    """As docs/nodes.md says: a Redis of your own on one host, and a retriever on each."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.hosts, self._folder, port = hosts, folder, free_port()
+        self.settings: dict[str, Any] = SMALL | {
+            "redis.url": f"redis://{ADDRESSES['a']}:{port}/0",
+            "retriever.url": f"http://127.0.0.1:{free_port()}",
+            "pool.max_staleness": 0,
+            "run.steps": 3,
+        }
+        redis = [str(find_redis_server()), "--bind", ADDRESSES["a"], "--port", str(port), "--requirepass", PASSWORD]
+        hosts.start("a", "redis", *redis, "--appendonly", "yes", "--dir", str(folder))
+        for host in ADDRESSES:
+            self.start(host, "retriever")
+
+    def start(self, host: str, name: str, *before: str, module: str = MODULE) -> subprocess.Popen[bytes]:
+        overrides = {"run.folder": self._folder / host} | self.settings
         words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
-        module = "cusearch_async.cli.main"
-        return hosts.start(host, f"{name}-{host}", sys.executable, "-m", module, "worker", name, str(ATLAS), *words)
+        command = (sys.executable, "-m", module, *before, "worker", name, str(ATLAS), *words)
+        return self.hosts.start(host, f"{name}-{host}", *command)
 
-    listening = ("--bind", ADDRESSES["a"], "--port", str(port), "--requirepass", PASSWORD)
-    hosts.start("a", "redis", str(find_redis_server()), *listening, "--appendonly", "yes", "--dir", str(tmp_path))
-    for host in ADDRESSES:
-        start(host, "retriever")
-    worker, learner = start("b", "rollout"), start("a", "learner")
-    wait_until(lambda: learner.poll() is not None or worker.poll() not in (None, 0), 300)
-    assert learner.poll() == 0, hosts.said()
-    deadline = time.monotonic() + 60 * SLOW
-    while worker.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert worker.poll() == 0, hosts.said()
+    def must_end_well(self, *processes: subprocess.Popen[bytes]) -> None:
+        wait_until(lambda: any(p.poll() for p in processes) or all(p.poll() == 0 for p in processes), 400)
+        assert [process.poll() for process in processes] == [0] * len(processes), self.hosts.said()
+
+
+def test_a_learner_and_a_worker_on_two_hosts(run: Run, tmp_path: Path):
+    """Weights over HTTP, two run folders."""
+    run.settings |= {"weights.transport": "http", "weights.url": f"http://{ADDRESSES['a']}:{free_port()}"}
+    run.must_end_well(run.start("b", "rollout"), run.start("a", "learner"))
     rows = read_metrics(tmp_path / "a" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert {row["staleness/max"] for row in rows} == {0}, "every version was loaded on the other host"
-    assert "loaded weights v000002-e1" in hosts.log("rollout-b").read_text()
+    assert "loaded weights v000002-e1" in run.hosts.log("rollout-b").read_text()
+
+
+def test_the_ranks_of_a_learner_on_two_hosts(run: Run, tmp_path: Path):
+    """Torchrun on each, over gloo; a run folder that both see. The ranks have the same policy."""
+    run.settings |= {"run.folder": tmp_path / "shared", "learner.zero_stage": 3}
+    torchrun = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=mine", "--no-python")
+    torchrun += (f"--rdzv-endpoint={ADDRESSES['a']}:{free_port()}", CUSEARCH)
+    ranks = []
+    for host, address in ADDRESSES.items():  # both have the name of this machine, which tells torchrun nothing
+        who = (f"--local-addr={address}", f"--rdzv-conf=is_host={int(host == 'a')}")
+        ranks.append(run.start(host, "learner", *who, *torchrun, module="torch.distributed.run"))
+    run.must_end_well(*ranks, run.start("a", "rollout"))
+    assert [row["step"] for row in read_metrics(tmp_path / "shared" / "metrics.jsonl")] == [0, 1, 2]
