@@ -181,6 +181,16 @@ async def test_a_program_that_never_ends_its_episode_fails_it_alone():
     assert not scene.runner._remote._offers
 
 
+async def test_an_episode_that_nobody_took_in_time_is_not_given_later(monkeypatch):
+    monkeypatch.setattr(remote, "POLL_S", 0.2)
+    scene, address = scene_of("5", timeout_s=0.1)
+    async with running(scene) as episode:
+        with pytest.raises(EpisodeFailed, match=r"took longer than episode.timeout_s"):
+            await episode
+        async with aiohttp.request("POST", f"{address}/tasks", headers=HEADERS) as response:
+            assert response.status == 204
+
+
 async def test_nothing_is_given_or_ended_without_the_token_and_the_key():
     scene, address = scene_of("5", "5")
     async with running(scene):
