@@ -171,7 +171,7 @@ async def test_who_has_gone_while_it_waited_gets_no_episode():
 
 
 async def test_a_program_that_never_ends_its_episode_fails_it_alone():
-    scene, address = scene_of("5", timeout_s=0.3)
+    scene, address = scene_of("5", timeout_s=2)
     async with running(scene) as episode:
         task = await take(address)
         with pytest.raises(EpisodeFailed, match=r"an agent at http://127.0.0.1:\d+ took longer than episode.timeout_s"):
@@ -183,7 +183,7 @@ async def test_a_program_that_never_ends_its_episode_fails_it_alone():
 
 async def test_an_episode_that_nobody_took_in_time_is_not_given_later(monkeypatch):
     monkeypatch.setattr(remote, "POLL_S", 0.2)
-    scene, address = scene_of("5", timeout_s=0.1)
+    scene, address = scene_of("5", timeout_s=1)
     async with running(scene) as episode:
         with pytest.raises(EpisodeFailed, match=r"took longer than episode.timeout_s"):
             await episode
