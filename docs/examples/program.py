@@ -28,9 +28,8 @@ def solve(question: str, base_url: str, key: str, search_url: str) -> str:
         shown = "\nMy previous action is invalid. Let me try again.\n"
         if action:
             found = post(search_url, key, {"query": action[2].strip()})["documents"]
-            shown = "".join(
-                contents.partition("\n")[2] + "\n" for contents in found
-            )  # without titles, as it knows them
+            # without titles, as the policy of the demo knows them
+            shown = "".join(contents.partition("\n")[2] + "\n" for contents in found)
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": shown}]
 
 

@@ -1,11 +1,10 @@
 """A loop over Anthropic's client, over the Messages API; with `stream` as its argument over its events."""
 
-import json
 import os
 import sys
-import urllib.request
 
 from anthropic import Anthropic
+from retriever import find
 
 client, model = Anthropic(), os.environ["OPENAI_MODEL"]
 TOOL = {
@@ -13,15 +12,6 @@ TOOL = {
     "description": "Search the encyclopedia.",
     "input_schema": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
 }
-
-
-def search(query):
-    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
-    asked = urllib.request.Request(
-        os.environ["CUSEARCH_SEARCH_URL"], json.dumps({"query": query}).encode(), headers=headers
-    )
-    with urllib.request.urlopen(asked) as response:
-        return "\n".join(json.load(response)["documents"])
 
 
 def ask(messages):
@@ -35,7 +25,7 @@ def ask(messages):
 messages = [{"role": "user", "content": os.environ["CUSEARCH_QUESTION"]}]
 while (reply := ask(messages)).stop_reason == "tool_use":
     results = [
-        {"type": "tool_result", "tool_use_id": block.id, "content": search(block.input["query"])}
+        {"type": "tool_result", "tool_use_id": block.id, "content": find(block.input["query"])}
         for block in reply.content
         if block.type == "tool_use"
     ]

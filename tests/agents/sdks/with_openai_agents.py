@@ -1,12 +1,11 @@
 """An agent of the OpenAI Agents SDK, over the Responses API; with `stream` as its argument over its events."""
 
 import asyncio
-import json
 import os
 import sys
-import urllib.request
 
 from agents import Agent, Runner, function_tool, set_tracing_disabled
+from retriever import find
 
 
 @function_tool
@@ -16,12 +15,7 @@ def search(query: str) -> str:
     Args:
         query: What to search for.
     """
-    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
-    asked = urllib.request.Request(
-        os.environ["CUSEARCH_SEARCH_URL"], json.dumps({"query": query}).encode(), headers=headers
-    )
-    with urllib.request.urlopen(asked) as response:
-        return "\n".join(json.load(response)["documents"])
+    return find(query)
 
 
 async def main() -> None:

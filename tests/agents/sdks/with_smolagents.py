@@ -1,9 +1,8 @@
 """An agent of smolagents that calls tools, over Chat Completions. It forces a tool at every turn (tool_choice)."""
 
-import json
 import os
-import urllib.request
 
+from retriever import find
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 
@@ -14,12 +13,7 @@ def search(query: str) -> str:
     Args:
         query: What to search for.
     """
-    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
-    asked = urllib.request.Request(
-        os.environ["CUSEARCH_SEARCH_URL"], json.dumps({"query": query}).encode(), headers=headers
-    )
-    with urllib.request.urlopen(asked) as response:
-        return "\n".join(json.load(response)["documents"])
+    return find(query)
 
 
 model = OpenAIModel(
