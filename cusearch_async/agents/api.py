@@ -55,7 +55,7 @@ class TurnReply:
 
 
 class Fields:
-    """The fields of a request's body. Each is taken once; `refuse_others` names what is left."""
+    """The fields of a request's body. Each is taken once; `request` refuses what is left."""
 
     def __init__(
         self,
@@ -107,11 +107,23 @@ class Fields:
             raise Refused(f"{name} must be a text or a list of texts", name)
         return tuple(stops)
 
-    def refuse_others(self) -> None:
-        """Raises: Refused."""
+    def request(
+        self, messages: Sequence[Message], tools: Tools, settings: EpisodeConfig, limits: Sequence[str], stops: str = ""
+    ) -> TurnRequest:
+        """With what is left of the body: `limits` and `stops` are fields. Raises: Refused, also for any other field."""
+        self.take_temperature(settings)
+        found = TurnRequest(
+            messages=tuple(messages),
+            tools=tools,
+            max_tokens=self.take_limit(limits, settings),
+            stops=self.take_stops(stops) if stops else (),
+            streams=self.take("stream") is True,
+            ignored=self.ignored,
+        )
         if self._given:
             field = next(iter(self._given))
             raise Refused(f"{field:.200} is not supported here; leave it out", field[:200])
+        return found
 
 
 def text_of(content: Any, field: str, kinds: Sequence[str] = ("text",)) -> str:

@@ -26,21 +26,10 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
 def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> TurnRequest:
     """Raises: Refused."""
     fields = Fields(body, WITHOUT_EFFECT, FIXED, ignores)
-    fields.take_temperature(settings)
-    tools = fields.take("tools", [])
-    request = TurnRequest(
-        messages=tuple(
-            _message(message, f"messages[{number}]")
-            for number, message in enumerate(list_of(fields.take("messages"), "messages"))
-        ),
-        tools=() if body.get("tool_choice") == "none" else _tools(tools),
-        max_tokens=fields.take_limit(("max_tokens", "max_completion_tokens"), settings),
-        stops=fields.take_stops("stop"),
-        streams=fields.take("stream") is True,
-        ignored=fields.ignored,
-    )
-    fields.refuse_others()
-    return request
+    given, tools = list_of(fields.take("messages"), "messages"), fields.take("tools", [])
+    messages = [_message(message, f"messages[{number}]") for number, message in enumerate(given)]
+    usable = () if body.get("tool_choice") == "none" else _tools(tools)
+    return fields.request(messages, usable, settings, ("max_tokens", "max_completion_tokens"), "stop")
 
 
 def _tools(tools: Any) -> Tools:

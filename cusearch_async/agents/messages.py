@@ -22,22 +22,13 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> TurnRequest:
     """Raises: Refused."""
     fields = Fields(body, WITHOUT_EFFECT, FIXED, ignores)
-    fields.take_temperature(settings)
     system, tools = fields.take("system"), fields.take("tools", [])
     given = list_of(fields.take("messages"), "messages")
     messages = [Message("system", text_of(system, "system"))] if system is not None else []
     for number, message in enumerate(given):
         messages += _messages(message, f"messages[{number}]")
-    request = TurnRequest(
-        messages=tuple(messages),
-        tools=() if body.get("tool_choice") == {"type": "none"} else _tools(tools),
-        max_tokens=fields.take_limit(("max_tokens",), settings),
-        stops=fields.take_stops("stop_sequences"),
-        streams=fields.take("stream") is True,
-        ignored=fields.ignored,
-    )
-    fields.refuse_others()
-    return request
+    usable = () if body.get("tool_choice") == {"type": "none"} else _tools(tools)
+    return fields.request(messages, usable, settings, ("max_tokens",), "stop_sequences")
 
 
 def _tools(tools: Any) -> Tools:

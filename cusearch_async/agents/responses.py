@@ -29,22 +29,13 @@ _TEXTS = ("input_text", "output_text", "text")
 def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> TurnRequest:
     """Raises: Refused."""
     fields = Fields(body, WITHOUT_EFFECT, FIXED, ignores)
-    fields.take_temperature(settings)
     instructions, given, tools = fields.take("instructions"), fields.take("input"), fields.take("tools", [])
     items = [{"role": "user", "content": given}] if isinstance(given, str) else list_of(given, "input")
     messages = [Message("system", text_of(instructions, "instructions"))] if instructions is not None else []
     for number, item in enumerate(items):
         _add(messages, item, f"input[{number}]")
-    request = TurnRequest(
-        messages=tuple(messages),
-        tools=() if body.get("tool_choice") == "none" else _tools(tools),
-        max_tokens=fields.take_limit(("max_output_tokens",), settings),
-        stops=(),
-        streams=fields.take("stream") is True,
-        ignored=fields.ignored,
-    )
-    fields.refuse_others()
-    return request
+    usable = () if body.get("tool_choice") == "none" else _tools(tools)
+    return fields.request(messages, usable, settings, ("max_output_tokens",))
 
 
 def _tools(tools: Any) -> Tools:
