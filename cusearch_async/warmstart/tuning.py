@@ -102,9 +102,10 @@ def tune(
     """Train from step `start` to config.run.steps; returns the steps that are done. Saves a checkpoint every
     learner.checkpoint_every steps, at the end, and where it is stopped."""
     steps, seed, fixed = config.run.steps, config.run.seed, terms(course, trained, config)
-    step, saved, began = start, start, time.monotonic()
+    step, saved = start, start
     if step == 0 and held_out:
         log.info("held-out loss %.4f nats per token before", learner.mean_loss(held_out))
+    began = time.monotonic()
     while step < steps and not is_stopped():
         batch = course.batch_of(step, trained, seed)
         metrics = learner.update(batch, np.ones(len(batch)), step)
