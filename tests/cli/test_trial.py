@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
+from openai import AsyncOpenAI
 
+from cusearch_async.agents import episode as agent_episode
 from cusearch_async.algorithm.methods import Method, NoMemory, Selection
 from cusearch_async.cli.preflight.trial import trial
 from cusearch_async.config import load_config
 from cusearch_async.environments import DONE, Environment, Episode, Observation, Score
+from cusearch_async.environments.task import Task
 from cusearch_async.models import check_model
 from cusearch_async.types import Question
+from tests.agents.templates import chat_tokenizer
 
 HERE = "tests.cli.test_trial"
 
@@ -137,3 +143,42 @@ def test_a_tool_that_hangs_is_given_up(atlas_config, monkeypatch):
 
 def test_questions_that_are_not_here_are_left_to_their_own_finding(atlas_config):
     assert found(atlas_config, "--data.source", "nowhere.jsonl") == {}
+
+
+def test_an_agents_tool_is_called_once(atlas_config, tmp_path, monkeypatch):
+    """Before any engine is loaded, and whatever form the model writes calls in."""
+    model = chat_tokenizer()
+    monkeypatch.setattr(agent_episode, "parser_of", lambda *_: None)
+    CALLED.clear()
+    config = load_config(
+        atlas_config, ["--environment.search.name", "agent", "--environment.search.agent", f"{HERE}:calls_a_tool"]
+    )
+    tried = {finding.what: finding for finding in trial(config, model)}
+    assert tried["environment.search"].status == "ok", tried
+    assert CALLED == [{"query": ANY, "count": 1, "kind": "web", "all": False}]
+    assert CALLED[0]["query"].endswith("?")
+
+
+CALLED: list[dict] = []
+
+
+async def calls_a_tool(task: Task) -> str:
+    fields = {
+        "query": {"type": "string"},
+        "count": {"type": "integer"},
+        "kind": {"enum": ["web", "news"]},
+        "all": {"type": "boolean"},
+        "page": {"type": "integer"},
+    }
+    parameters = {"type": "object", "properties": fields, "required": ["query", "count", "kind", "all"]}
+    tools: list = [{"type": "function", "function": {"name": "find", "parameters": parameters}}]
+    messages: list = [{"role": "user", "content": task.question}]
+    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0) as client:
+        for _ in range(2):
+            reply = await client.chat.completions.create(model=task.model, messages=messages, tools=tools)
+            message = reply.choices[0].message
+            messages.append(message)
+            for call in message.tool_calls or ():
+                CALLED.append(json.loads(call.function.arguments))
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": "nothing"})
+    return message.content or ""

@@ -4,13 +4,16 @@ finite number, is seen before an engine is loaded."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from cusearch_async.agents.conversation import Tools
 from cusearch_async.agents.episode import AgentRunner
+from cusearch_async.agents.parsing import Parsed, Parser
 from cusearch_async.cli.preflight.finding import Finding, Status
 from cusearch_async.config import Config
 from cusearch_async.data.questions import first_question
@@ -40,6 +43,34 @@ class _Answers:
     ) -> Turn:
         ids = self._ids[:max_tokens]
         return Turn(ids, np.full(len(ids), -1.0, dtype=np.float32), np.zeros(len(ids), dtype=np.int32))
+
+
+def _calls_one_tool(question: Question, counted: Sequence[str]) -> Parser:
+    """For agents: reads a call of a tool, one of those that are `counted`, out of the first turn that is offered one,
+    whatever the policy wrote. Texts that the tool asks for are the question."""
+    has_called = False
+
+    def parse(written: str, tools: Tools) -> Parsed:
+        nonlocal has_called
+        if has_called or not tools:
+            return Parsed(written)
+        has_called = True
+        offered = [tool["function"] for tool in tools]
+        function = next((one for one in offered if one["name"] in counted), offered[0])
+        asked = function.get("parameters", {})
+        fields = {name: asked.get("properties", {}).get(name, {}) for name in asked.get("required", ())}
+        made_up = {name: _made_up(field, question.text) for name, field in fields.items()}
+        return Parsed("", [(function["name"], json.dumps(made_up))])
+
+    return parse
+
+
+def _made_up(field: dict[str, Any], text: str) -> Any:
+    """A value that a JSON schema allows, as far as its type tells."""
+    if field.get("enum"):
+        return field["enum"][0]
+    kinds = {"integer": 1, "number": 1.0, "boolean": False, "array": [], "object": {}}
+    return next((value for kind, value in kinds.items() if field.get("type") == kind), text)
 
 
 def trial(config: Config, tokenizer: Any) -> Iterator[Finding]:
@@ -78,6 +109,8 @@ async def _episode(config: Config, tokenizer: Any, question: Question) -> Trajec
     policy = _Answers(tokenizer, question.answers[0] if question.answers else "?")
     environments, chat = config.environments(_FindsNothing()), config.model.template_arguments
     runner = AgentRunner(policy, environments, tokenizer, config.episode, config.run.seed, chat)
+    counted = getattr(config.environment[question.environment], "tools", ())
+    runner.chat = replace(runner.chat, parsers={question.environment: _calls_one_tool(question, counted)})
     return await runner.run(question, ticket=0, rollout=0, worker="check")
 
 
