@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.errors import InvalidTrajectory
 
-PAYLOAD_SCHEMA = 5
+PAYLOAD_SCHEMA = 6
 """Version of a trajectory's payload; another one is not read."""
 
 Singleton = Literal["raw", "zero", "pool"]
@@ -119,6 +119,10 @@ class Trajectory:
     f1: float
     format_valid: bool
     worker: str
+    stderr: str = ""
+    """The end of what an agent's program wrote there, or of its error after the episode's limit."""
+    ignored_fields: int = 0
+    """Fields of an agent's requests that environment.LABEL.ignores names."""
     episode_s: float
     search_s: float
     """Seconds of `episode_s` in the environment's steps, mostly waiting for the retriever."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 TOKENS = ("agents/conversation.py", "agents")
-EPISODES = ("agents/episode.py", "agents/test_episodes.py")
+EPISODES = ("agents/episode.py", "agents")
 TURNS = ("agents/turns.py", "agents")
 REMOTE = ("agents/remote.py", "agents/test_remote.py")
 GATEWAY_REMOTE = ("agents/gateway.py", "agents/test_remote.py")
+PROGRAMS = ("environments/program.py", "agents/test_programs.py")
 API = ("agents/api.py", "agents/test_gateway.py")
 GATEWAY = ("agents/gateway.py", "agents/test_gateway.py")
 
@@ -36,6 +37,10 @@ AGENTS = {
         "self.content, self.content.rpartition(_END_OF_THOUGHTS)[2]",
         "self.content, self.content",
     ),
+    "what a program says is lost after a limit": (EPISODES, "ending.stderr if failed is None else str(failed)", '""'),
+    "a program's stderr is lost": (PROGRAMS, "Ending(_last_line(written), errors)", "Ending(_last_line(written))"),
+    "ignored fields are not counted": (TURNS, "self.ignored_fields += len(request.ignored)", "pass"),
+    "thoughts are shown as text, too": (TURNS, "parsed.text, calls, thoughts", "said, calls, thoughts"),
     "results of other tools count": (TURNS, "return not names or call.name in names", "return True"),
     "every turn counts": (TURNS, "(number == row.number and not request.tools):", "True:"),
     "a result counts in its own row alone": (TURNS, "if calls & answered or (calls", "if (calls"),

@@ -22,6 +22,9 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
 }
 
+THOUGHTS = ("reasoning", "reasoning_content")
+"""Where vLLM's server shows them, and where others do."""
+
 
 def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> TurnRequest:
     """Raises: Refused."""
@@ -94,7 +97,8 @@ def _shown(message: Message) -> dict[str, Any]:
         for call in message.tool_calls
     ]
     shown: dict[str, Any] = {"role": "assistant", "content": message.content if message.content or not calls else None}
-    return shown | ({"tool_calls": calls} if calls else {})
+    thoughts = {name: message.thoughts for name in THOUGHTS if message.thoughts}
+    return shown | ({"tool_calls": calls} if calls else {}) | thoughts
 
 
 def _usage(reply: TurnReply) -> dict[str, int]:

@@ -45,6 +45,8 @@ class Message:
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+    thoughts: str = ""
+    """Of the policy, where a parser takes them out of its text; programs need not send them back."""
 
     def says(self, other: Message) -> bool:
         """Whether both are one message, but for white space around it, the form of the JSON in tool calls, and thoughts

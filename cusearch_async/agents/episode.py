@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from cusearch_async.agents.api import MODEL
@@ -17,7 +18,7 @@ from cusearch_async.agents.turns import ChatPolicy, Turns
 from cusearch_async.config import EpisodeConfig, agents_token
 from cusearch_async.environments import AgentEnvironment, Environment, Episode
 from cusearch_async.environments.agent import Agent
-from cusearch_async.environments.task import Task
+from cusearch_async.environments.task import Ending, Task
 from cusearch_async.errors import EpisodeFailed, first_line
 from cusearch_async.rollout import prompting
 from cusearch_async.rollout.episode import EpisodeRunner, Policy
@@ -43,9 +44,7 @@ class AgentRunner(EpisodeRunner):
         addresses = [own.remote for own in agents.values() if own.remote]
         self._remote = Remote(agents_token()) if addresses else None
         self._gateway = Gateway(settings, next(iter(addresses), ""), self._remote)
-        parsers = {
-            label: parser_of(f"environment.{label}.parser", own.parser, tokenizer) for label, own in agents.items()
-        }
+        parsers = {label: parser_of(label, own, tokenizer, template_arguments) for label, own in agents.items()}
         end = end_of_turn(tokenizer, template_arguments) if agents else ""
         self.chat = ChatPolicy(policy, tokenizer, settings, seed, template_arguments, parsers, end)
 
@@ -70,14 +69,16 @@ class AgentRunner(EpisodeRunner):
                 search_url=f"{url}/search",
             )
             try:
-                episode.memory = await self._result(environment, task, session, turns)
+                ending = await self._ending(environment, task, session, turns)
             finally:
                 await turns.end()
         if turns.finished == 0:
             raise EpisodeFailed(f"{environment.name} ended without asking the policy{session.refused}")
+        episode.memory = ending.result
         score = await environment.final_score(episode)
         rows = [row.tape for row in turns.rows if row.tape.logprobs]
-        return self._trajectory(episode, rows, score, worker, started, turns.waited_s, turns.counted_tokens)
+        found = self._trajectory(episode, rows, score, worker, started, turns.waited_s, turns.counted_tokens)
+        return replace(found, stderr=ending.stderr, ignored_fields=turns.ignored_fields)
 
     def _agent_of(self, environment: AgentEnvironment) -> Agent:
         if environment.agent is not None:
@@ -85,15 +86,13 @@ class AgentRunner(EpisodeRunner):
         assert self._remote is not None
         return self._remote.agent
 
-    async def _result(
-        self, environment: AgentEnvironment, task: Task, session: Session, turns: Turns
-    ) -> str | float | None:
-        """What the agent returned. None after a limit of the episode, whatever it does about that."""
+    async def _ending(self, environment: AgentEnvironment, task: Task, session: Session, turns: Turns) -> Ending:
+        """What the agent returned. Without a result after a limit of the episode, whatever it does about that."""
         limit_s, failed = self.settings.timeout_s, None
-        result: str | float | None = None
+        returned: Ending | str | float | None = None
         try:
             async with asyncio.timeout(limit_s):
-                result = await self._agent_of(environment)(task)
+                returned = await self._agent_of(environment)(task)
         except TimeoutError as error:
             failed = EpisodeFailed(f"{environment.name} took longer than episode.timeout_s ({limit_s:g} s)")
             failed.__cause__ = error
@@ -103,11 +102,13 @@ class AgentRunner(EpisodeRunner):
             failed.__cause__ = error
         if turns.outage is not None:  # whatever the program made of it
             raise turns.outage
+        ending = returned if isinstance(returned, Ending) else Ending(returned)
         if turns.reached_limit:
-            return None
+            return Ending(None, ending.stderr if failed is None else str(failed))
         if failed is not None:
             raise failed
+        result = ending.result
         is_number = isinstance(result, float | int) and math.isfinite(result)
         if not (result is None or isinstance(result, str) or is_number):
             raise EpisodeFailed(f"{environment.name} must return a text, a finite number or None, got {result!r:.100}")
-        return result
+        return ending

@@ -64,7 +64,7 @@ def _add(messages: list[Message], item: Any, field: str) -> None:
     elif kind == "function_call_output":
         output = text_of(item.get("output"), f"{field}.output", _TEXTS)
         messages.append(Message("tool", output, tool_call_id=text_in(item, "call_id", field)))
-    else:
+    elif kind != "reasoning":  # the policy's thoughts, whose tokens are known
         raise Refused(f"{field} must be a message, a function_call or a function_call_output", field)
 
 
@@ -105,6 +105,11 @@ def events(reply: TurnReply) -> Iterator[bytes]:
             yield named("response.output_text.delta", **of_part, delta=part["text"], logprobs=[])
             yield named("response.output_text.done", **of_part, text=part["text"], logprobs=[])
             yield named("response.content_part.done", **of_part, part=part)
+        elif item["type"] == "reasoning":
+            of_part, (part,) = place | {"content_index": 0}, item["content"]
+            yield named("response.output_item.added", output_index=index, item=item | {"content": []})
+            yield named("response.reasoning_text.delta", **of_part, delta=part["text"])
+            yield named("response.reasoning_text.done", **of_part, text=part["text"])
         else:
             arguments = item["arguments"]
             yield named("response.output_item.added", output_index=index, item=item | {"arguments": ""})
@@ -133,4 +138,7 @@ def _items(reply: TurnReply) -> list[dict[str, Any]]:
         | {"call_id": call.id, "name": call.name, "arguments": call.arguments}
         for place, call in enumerate(said.tool_calls)
     )
-    return [*([message] if said.content or not said.tool_calls else []), *calls]
+    thought = [{"type": "reasoning_text", "text": said.thoughts}]
+    thoughts = {"type": "reasoning", "id": f"rs_{number}", "summary": [], "status": "completed", "content": thought}
+    is_text = said.content or not said.tool_calls
+    return [*([thoughts] if said.thoughts else []), *([message] if is_text else []), *calls]

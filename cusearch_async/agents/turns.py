@@ -83,6 +83,7 @@ class Turns:
         """Turn -> the ids of those of its calls that count, and its tokens."""
         self.counted_tokens = 0
         self.waited_s = 0.0
+        self.ignored_fields = 0
         self.reached_limit = False
         self.outage: CusearchError | None = None
         """Why a turn or a search failed, if neither the program nor the policy is the reason."""
@@ -127,6 +128,7 @@ class Turns:
         self._refuse_beyond_limits(row, len(given), request.max_tokens, settings)
         number = self._begun
         self._begun += 1
+        self.ignored_fields += len(request.ignored)
         episode.seed = draw_number(Stream.TURN, self._chat.seed, episode.ticket, episode.rollout, number)
         seed = episode.seed if self._temperature > 0 else None
         end = row.conversation.end or tokenizer.eos_token
@@ -143,26 +145,24 @@ class Turns:
         is_whole = text.endswith(end)
         is_cut = turn.is_cut and not is_whole and stopped is None
         said = text.removesuffix(end)
-        content, found = self._parsed(said.partition(stopped)[0] if stopped else said, request.tools)
-        calls = tuple(ToolCall(f"call_{number}_{i}", *call) for i, call in enumerate(found))
+        parsed = self._parsed(said.partition(stopped)[0] if stopped else said, request.tools)
+        calls = tuple(ToolCall(f"call_{number}_{i}", *call) for i, call in enumerate(parsed.calls))
         self._take(row, request, given)
         row.number = number
         row.tape.add_turn(turn, text, is_cut)
         self.finished += 1
         self._uncounted[number] = ({call.id for call in calls if self._counts(call)}, len(turn.token_ids))
-        message = Message("assistant", content, calls)
+        message = Message("assistant", parsed.text, calls, thoughts=parsed.thoughts)
         row.conversation.add(request.messages, request.tools, message, is_open=not is_whole)
         reason = "tool_calls" if calls else "length" if is_cut else "stop"
         return TurnReply(number, message, reason, len(prompt), len(turn.token_ids))
 
     def _parsed(self, said: str, tools: Tools) -> Parsed:
-        if not tools:
-            return said, ()
         try:
             return self._chat.parsers[self._episode.question.environment](said, tools)
         except Exception as error:  # vLLM's raise what they like
             text = f"{type(error).__name__}: {first_line(error)}"
-            raise EpisodeFailed(f"the policy's tool calls cannot be read: {text}") from error
+            raise EpisodeFailed(f"what the policy wrote cannot be read: {text}") from error
 
     def _counts(self, call: ToolCall) -> bool:
         names = self._environment.settings.tools

@@ -114,7 +114,7 @@ def show(episode: Trajectory, model: str, console: Console) -> None:
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
 
     for author, pieces in coloured(episode, load_tokenizer(model)):
-        if author == "prompt":
+        if author in ("prompt", "stderr"):
             continue
         line = Text()
         for kind, text in pieces:

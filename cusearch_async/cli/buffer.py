@@ -150,6 +150,7 @@ def overview(trajectory: Trajectory, fields: dict[str, str]) -> Table:
         ("search depth", f"{trajectory.depth}, {trajectory.retrieval_tokens} retrieval tokens"),
         ("tokens", f"{len(trajectory.token_ids)}, {trajectory.sampled_tokens} sampled, by versions {versions}"),
         ("time", f"{trajectory.episode_s:.1f} s, {trajectory.search_s:.1f} s of it searching"),
+        *([("stderr", trajectory.stderr)] if trajectory.stderr else []),
     ):
         shown.add_row(Text(name, style="bold"), plain(value))
     return shown

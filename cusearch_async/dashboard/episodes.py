@@ -27,6 +27,7 @@ MOST = 200
 """Most episodes of an evaluation on a page."""
 MOST_EARLIER = 5
 """Steps in which a question is shown again."""
+_OF_EPISODE = ("model", "environment")
 _PAIR = re.compile(r"<([A-Za-z][\w.-]{0,30})>.*?</\1>", re.DOTALL)
 _SEARCH_R1 = ("think", "search", "information", "answer")
 """Tags with colours that do not depend on what else is on the page."""
@@ -44,8 +45,9 @@ def spans(trajectory: Trajectory) -> Iterator[tuple[str, list[int]]]:
 
 
 def stretches(trajectory: Trajectory, tokenizer: Any) -> Stretches:
-    """The same as text."""
-    return [(author, tokenizer.decode(ids, skip_special_tokens=False)) for author, ids in spans(trajectory)]
+    """The same as text, and what an agent's program wrote to `stderr`."""
+    texts = [(author, tokenizer.decode(ids, skip_special_tokens=False)) for author, ids in spans(trajectory)]
+    return texts + ([("stderr", trajectory.stderr)] if trajectory.stderr else [])
 
 
 def coloured(trajectory: Trajectory, tokenizer: Any) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -165,7 +167,7 @@ def _spread(episodes: Sequence[Trajectory]) -> list[int]:
 
 def _colours(texts: Sequence[Stretches]) -> dict[str, str]:
     """Tag -> CSS class, for the tags around what policy and environment wrote: the most frequent ones."""
-    written = ["".join(text for author, text in of_episode if author != "prompt") for of_episode in texts]
+    written = ["".join(text for author, text in of_episode if author in _OF_EPISODE) for of_episode in texts]
     found = Counter(name for text in written for name in {pair[1] for pair in _PAIR.finditer(text)})
     known = [name for name in _SEARCH_R1 if any(f"<{name}>" in text for text in written)]
     others = [name for name, _ in found.most_common() if name not in known][:_OTHER_COLOURS]
@@ -176,7 +178,7 @@ def _pieces(author: str, text: str, colours: Mapping[str, str]) -> list[tuple[st
     """(class, text) in order. Blocks have the class of their tags, whoever wrote them; other text has none."""
     found, place = [], 0
     block_of = re.compile(rf"<({'|'.join(map(re.escape, colours))})>.*?(?:</\1>|\Z)", re.DOTALL)
-    for block in block_of.finditer(text) if colours and author != "prompt" else ():
+    for block in block_of.finditer(text) if colours and author in _OF_EPISODE else ():
         found += [("", text[place : block.start()]), (colours[block[1]], block[0])]
         place = block.end()
     return [(kind, piece) for kind, piece in (*found, ("", text[place:])) if piece]

@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 from cusearch_async.algorithm.answers import Metric, exact_match, f1_score
 from cusearch_async.environments.base import Environment, EnvironmentSettings, Episode, Reward, Score, Search
 from cusearch_async.environments.program import run_program
-from cusearch_async.environments.task import Task
+from cusearch_async.environments.task import Ending, Task
 from cusearch_async.environments.templates import PLACE, Template
 from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function
 
-Agent = Callable[[Task], Awaitable[str | float | None]]
+Agent = Callable[[Task], Awaitable[str | float | Ending | None]]
 """Returns its answer, or a reward; None when it has no answer. What it raises fails the episode."""
 
 
@@ -34,6 +34,8 @@ class AgentSettings(EnvironmentSettings):
     """agent: tools whose results count in the depth; empty: all."""
     parser: str = "hermes"
     """agent: how the policy writes tool calls, by the name of vLLM's parser: hermes, llama3_json, mistral, …"""
+    reasoning_parser: str = ""
+    """agent: how the policy writes its thoughts, by the name of vLLM's parser: qwen3, deepseek_r1, …; empty: as text"""
     ignores: tuple[str, ...] = ()
     """agent: fields of requests that are ignored, where they would be refused: `temperature`, `tool_choice`, …"""
     metric: Metric = "squad"

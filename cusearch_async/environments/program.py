@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from cusearch_async.environments.task import Task
+from cusearch_async.environments.task import Ending, Task
 from cusearch_async.errors import EpisodeFailed
 
 KEPT_BYTES = 4096
 """Of the end of what a program writes."""
 
 
-async def run_program(command: Sequence[str], task: Task) -> str | None:
-    """The last line that the program writes; None when it writes none. It finds its task in its environment:
-    OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, the first two for ANTHROPIC, too, CUSEARCH_QUESTION,
+async def run_program(command: Sequence[str], task: Task) -> Ending:
+    """The last line that the program writes (None when it writes none), and the end of its errors. It finds its task in
+    its environment: OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, the first two for ANTHROPIC, too, CUSEARCH_QUESTION,
     CUSEARCH_QUESTION_ID and CUSEARCH_SEARCH_URL.
 
     Raises: EpisodeFailed with the last line of its errors when its exit status is not 0, or it cannot be started."""
@@ -38,7 +38,7 @@ async def run_program(command: Sequence[str], task: Task) -> str | None:
         await process.wait()
     if status:
         raise EpisodeFailed(f"{command[0]} ended with status {status}: {_last_line(errors) or 'it wrote no error'}")
-    return _last_line(written)
+    return Ending(_last_line(written), errors)
 
 
 def _environment(task: Task) -> dict[str, str]:

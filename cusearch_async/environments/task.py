@@ -1,4 +1,4 @@
-"""What an agent is given."""
+"""What an agent is given, and ends with."""
 
 from __future__ import annotations
 
@@ -20,3 +20,13 @@ class Task:
     """The run's retriever: contents of the documents that it finds, best first."""
     search_url: str
     """The same over HTTP: POST {"query": …} with the key gives {"documents": […]}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What an agent may return instead of its result alone."""
+
+    result: str | float | None
+    """Its answer, or a reward; None when it has neither."""
+    stderr: str = ""
+    """Kept with the trajectory, for people."""

@@ -70,6 +70,7 @@ def describe_step(
         "by_depth/em": _by_depth(np.array([t.em for t in everyone]), depths, s_max),
         "episode/rows": _mean(len(t.starts) for t in everyone),
         "episode/turns": _mean(t.turns for t in everyone),
+        "episode/ignored_fields": _mean(t.ignored_fields for t in everyone),
         "episode/cut_turns": sum(t.cut_turns for t in everyone) / max(1, sum(t.turns for t in everyone)),
         "episode/repeated_observations": repeated / max(1, sum(map(len, observed))),
         "episode/sampled_tokens": _mean(t.sampled_tokens for t in everyone),

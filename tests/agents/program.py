@@ -26,8 +26,9 @@ def main() -> None:
     if how == "fails":
         print("a traceback", file=sys.stderr)
         sys.exit("there is no key for that")
+    print(f"{os.environ['CUSEARCH_QUESTION']} is looked up " * (50_000 if how == "chatty" else 1), file=sys.stderr)
     messages = [{"role": "user", "content": os.environ["CUSEARCH_QUESTION"]}]
-    for _ in range(2):
+    for _ in range(3 if how == "insists" else 2):
         answer = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {"messages": messages})
         said = answer["choices"][0]["message"]["content"]
         if not said.startswith("search: "):

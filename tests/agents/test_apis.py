@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -35,6 +36,11 @@ def conversation(turns) -> list[Message]:
     return found
 
 
+def turn(message: Message) -> TurnReply:
+    """With thoughts, which a program may send back or not."""
+    return TurnReply(0, replace(message, thoughts="Hm."), "stop", 1, 1)
+
+
 def in_messages(said: list[Message]) -> dict:
     system, *rest = said
     written: list[dict] = []
@@ -45,7 +51,7 @@ def in_messages(said: list[Message]) -> dict:
                 written[-1]["content"] += blocks
                 continue
         elif message.role == "assistant":
-            blocks = messages.answer(TurnReply(0, message, "stop", 1, 1))["content"]
+            blocks = messages.answer(turn(message))["content"]
         else:
             blocks = [{"type": "text", "text": message.content}]
         written.append({"role": "assistant" if message.role == "assistant" else "user", "content": blocks})
@@ -60,7 +66,7 @@ def in_responses(said: list[Message]) -> dict:
             output = {"call_id": message.tool_call_id, "output": message.content}
             items.append({"type": "function_call_output"} | output)
         elif message.role == "assistant":
-            items += responses.answer(TurnReply(0, message, "stop", 1, 1))["output"]
+            items += responses.answer(turn(message))["output"]
         else:
             items.append({"role": message.role, "content": [{"type": "input_text", "text": message.content}]})
     tool = {"type": "function", "name": "search", "description": "Find.", "parameters": PARAMETERS, "strict": True}
@@ -70,7 +76,7 @@ def in_responses(said: list[Message]) -> dict:
 def in_chat(said: list[Message]) -> dict:
     function = {"name": "search", "description": "Find.", "parameters": PARAMETERS}
     shown = [
-        chat.answer(TurnReply(0, message, "stop", 1, 1))["choices"][0]["message"]
+        chat.answer(turn(message))["choices"][0]["message"]
         if message.role == "assistant"
         else {"role": message.role, "content": message.content}
         | ({"tool_call_id": message.tool_call_id} if message.role == "tool" else {})
@@ -89,6 +95,18 @@ def test_one_conversation_is_one_request_in_every_api(turns):
     ]
     assert requests[0].messages == tuple(said)
     assert requests[0] == requests[1] == requests[2]
+
+
+@pytest.mark.parametrize("api", [chat, messages, responses])
+def test_thoughts_are_apart_from_the_text_whole_and_in_a_stream(api):
+    reply = turn(Message("assistant", "It is 5."))
+    whole, streamed = json.dumps(api.answer(reply)), b"".join(api.events(reply)).decode()
+    assert whole.count("Hm.") == (2 if api is chat else 1)
+    assert whole.count("It is 5.") == 1
+    assert streamed.count("Hm.") >= 1
+    without = replace(reply, message=Message("assistant", "It is 5."))
+    assert "thinking" not in json.dumps(api.answer(without)) + b"".join(api.events(without)).decode()
+    assert "Hm." not in json.dumps(api.answer(without))
 
 
 HELLO = {"messages": [{"role": "user", "content": "Hello?"}]}

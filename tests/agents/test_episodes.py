@@ -10,6 +10,7 @@ import pytest
 
 from cusearch_async.agents import episode as agent_episode
 from cusearch_async.agents.episode import AgentRunner
+from cusearch_async.agents.parsing import Parsed
 from cusearch_async.config import EnvironmentConfig, EpisodeConfig
 from cusearch_async.errors import ConfigError, EngineDied, EpisodeFailed, RetrievalUnavailable, SearchRefused
 from cusearch_async.types import Question
@@ -23,7 +24,8 @@ FOUND = {"Pinsk": ["Pinsk is in Belarus."], "Belarus": ["Its capital is Minsk.",
 
 def hermes(text, tools):
     calls = [json.loads(match) for match in CALL.findall(text)]
-    return CALL.sub("", text), [(call["name"], json.dumps(call["arguments"])) for call in calls]
+    found = [(call["name"], json.dumps(call["arguments"])) for call in calls]
+    return Parsed(CALL.sub("", text), found) if tools else Parsed(text)
 
 
 def calling(*queries: str, text: str = "") -> str:
@@ -56,7 +58,7 @@ class Scene:
 @pytest.fixture(autouse=True)
 def parser(monkeypatch):
     """vLLM's takes seconds to load; tests/system/test_agents.py has it."""
-    monkeypatch.setattr(agent_episode, "parser_of", lambda key, name, tokenizer: hermes)
+    monkeypatch.setattr(agent_episode, "parser_of", lambda *_: hermes)
 
 
 async def test_an_agent_with_a_tool_makes_a_trajectory_of_what_was_asked_and_sampled():
@@ -158,11 +160,11 @@ async def test_a_failure_is_named(program, message):
         await Scene(["a", "b"], program).run()
 
 
-async def test_a_field_that_is_ignored_is_told_once(caplog):
+async def test_a_field_that_is_ignored_is_told_once_and_counted(caplog):
     caplog.set_level("INFO")
     scene = Scene(["a", "b"], "changes_temperature", ignores=("temperature",))
-    for _ in range(2):
-        await scene.run()
+    counted = [(await scene.run()).ignored_fields for _ in range(2)]
+    assert counted == [1, 1]
     (said,) = [record.message for record in caplog.records if "ignored" in record.message]
     assert "gives temperature, which is ignored (environment.LABEL.ignores)" in said
     assert [request.temperature for request in scene.policy.requests] == [1.0, 1.0]
@@ -216,9 +218,25 @@ async def test_a_parser_that_fails_is_named_and_the_turn_is_not_taken_twice(monk
     def fails(*_):
         raise ZeroDivisionError("in the parser")
 
-    monkeypatch.setattr(agent_episode, "parser_of", lambda key, name, tokenizer: fails)
-    with pytest.raises(EpisodeFailed, match="tool calls cannot be read: ZeroDivisionError: in the parser"):
+    monkeypatch.setattr(agent_episode, "parser_of", lambda *_: fails)
+    with pytest.raises(EpisodeFailed, match="what the policy wrote cannot be read: ZeroDivisionError: in the parser"):
         await Scene(["5"]).run()
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+async def test_thoughts_that_a_parser_takes_out_are_not_the_programs_and_are_trained_on(template, monkeypatch):
+    def parse(text, tools):
+        thoughts, _, said = text.rpartition("</think>")
+        return hermes(said, tools)._replace(thoughts=thoughts.removeprefix("<think>"))
+
+    monkeypatch.setattr(agent_episode, "parser_of", lambda *_: parse)
+    turns = [f"<think>Pinsk?</think>{calling('Pinsk')}", "<think>So.</think>5"]
+    scene = Scene(turns, template=TEMPLATES[template])
+    trajectory = await scene.run()
+    assert (trajectory.prediction, trajectory.reward, trajectory.depth) == ("5", 1.0, 1)
+    (row,) = trajectory.rows
+    end = scene.tokenizer.eos_token
+    assert scene.tokenizer.decode(row.token_ids[row.sampled]) == "".join(turn + end for turn in turns)
 
 
 async def test_greedy_episodes_have_no_seed_and_others_one_of_each_turn():

@@ -8,6 +8,7 @@ import json
 import logging
 import random
 from collections import Counter
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -103,9 +104,7 @@ class Client:
 async def test_nothing_leaks_and_nothing_breaks(count: int, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.WARNING)
     scene = Scene([], s_max=10**6)
-    scene.runner.chat = type(scene.runner.chat)(
-        Parrot(scene.tokenizer), scene.tokenizer, scene.runner.settings, 0, {}, {}, scene.runner.chat.end
-    )
+    scene.runner.chat = replace(scene.runner.chat, policy=Parrot(scene.tokenizer))
     gateway, clients = scene.runner._gateway, []
     environment = scene.runner._environments["a"]
     draw = random.Random(0)

@@ -11,7 +11,10 @@ import pytest
 
 from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.config import EnvironmentConfig, EpisodeConfig
+from cusearch_async.dashboard.episodes import stretches
+from cusearch_async.environments.program import KEPT_BYTES
 from cusearch_async.errors import ConfigError, EpisodeFailed
+from cusearch_async.transport.codec import decode, encode
 from tests.agents.templates import chat_tokenizer
 from tests.agents.test_episodes import FOUND, QUESTION, parser  # noqa: F401  (a fixture)
 from tests.conftest import SLOW
@@ -20,12 +23,15 @@ from tests.fakes import FakeSearch, ScriptedPolicy
 PROGRAM = str(Path(__file__).with_name("program.py"))
 
 
-def runner_of(how: str, *more: str, timeout_s: float = 600.0, **own) -> AgentRunner:
+def runner_of(how: str, *more: str, timeout_s: float = 600.0, s_max: int = 5, **own) -> AgentRunner:
     tokenizer = chat_tokenizer()
-    policy = ScriptedPolicy(tokenizer, [turn + tokenizer.eos_token for turn in ("search: Pinsk", "5")])
+    policy = ScriptedPolicy(
+        tokenizer,
+        [turn + tokenizer.eos_token for turn in ("search: Pinsk", "search: Minsk" if how == "insists" else "5")],
+    )
     command = (sys.executable, PROGRAM, how, *more)
     environment = EnvironmentConfig(name="agent", **({"command": command} | own)).make(FakeSearch(FOUND))
-    return AgentRunner(policy, {"a": environment}, tokenizer, EpisodeConfig(timeout_s=timeout_s), seed=0)
+    return AgentRunner(policy, {"a": environment}, tokenizer, EpisodeConfig(timeout_s=timeout_s, s_max=s_max), seed=0)
 
 
 async def episode(runner: AgentRunner):
@@ -38,6 +44,23 @@ async def test_a_program_searches_and_its_last_line_is_its_answer(how, monkeypat
     trajectory = await episode(runner_of(how))
     assert (trajectory.prediction, trajectory.reward, trajectory.depth, trajectory.turns) == ("5", 1.0, 1, 2)
     assert "Pinsk is in Belarus." in chat_tokenizer().decode(trajectory.token_ids)
+
+
+@pytest.mark.parametrize("how", ["answers", "chatty"])
+async def test_the_end_of_what_a_program_says_on_stderr_is_kept_with_the_trajectory(how):
+    trajectory = await episode(runner_of(how))
+    assert trajectory.stderr.strip().endswith("Where? is looked up")
+    assert len(trajectory.stderr) <= KEPT_BYTES
+    again = decode(encode(trajectory), max_tokens=10_000)
+    assert again.stderr == trajectory.stderr
+    assert ("stderr", trajectory.stderr) in stretches(again, chat_tokenizer())
+
+
+async def test_so_is_how_it_fails_after_the_episodes_limit():
+    """Which is no failure of the episode."""
+    trajectory = await episode(runner_of("insists", s_max=1))
+    assert (trajectory.prediction, trajectory.turns) == (None, 2)
+    assert "ended with status 1: urllib.error.HTTPError: HTTP Error 400" in trajectory.stderr
 
 
 async def test_a_program_that_writes_no_answer_gives_none():

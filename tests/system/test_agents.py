@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
 
 from cusearch_async.agents.parsing import parser_of
 from cusearch_async.config import STARTER
+from cusearch_async.environments.agent import AgentSettings
 from cusearch_async.errors import ConfigError
 from tests.agents.templates import chat_tokenizer
 from tests.conftest import free_port, wait_until
@@ -87,15 +90,44 @@ def test_an_agent_that_fails_is_named_by_the_worker(run: Run, tmp_path: Path):
     ],
 )
 def test_vllms_parsers_read_the_policys_calls(name: str, text: str, content: str):
-    parse = parser_of("environment.x.parser", name, chat_tokenizer())
-    said, calls = parse(text, TOOLS)
-    assert said.strip() == content
+    parse = parser_of("x", AgentSettings(name="agent", parser=name), chat_tokenizer(), None)
+    said, calls, thoughts = parse(text, TOOLS)
+    assert (said.strip(), thoughts) == (content, "")
     assert [(called, json.loads(arguments)) for called, arguments in calls] == [("search", {"query": "Pé"})]
-    assert parse("Just words.", TOOLS) == ("Just words.", [])
+    assert parse("Just words.", TOOLS) == ("Just words.", [], "")
+
+
+def test_vllms_parsers_read_the_policys_thoughts():
+    tokenizer = chat_tokenizer()
+    tokenizer.add_tokens(["<think>", "</think>"])
+    for name in ("qwen3", "deepseek_r1"):
+        parse = parser_of("x", AgentSettings(name="agent", reasoning_parser=name), tokenizer, None)
+        call = '<tool_call>\n{"name": "search", "arguments": {"query": "Pé"}}\n</tool_call>'
+        text, calls, thoughts = parse(f"<think>Hm.</think>So.{call}", TOOLS)
+        assert (text.strip(), [called for called, _ in calls], thoughts.strip()) == ("So.", ["search"], "Hm.")
+        assert parse("<think>Hm.</think>5", ()) == ("5", (), "Hm.")
+        assert parse("<think>cut", ()).text == "", name
+
+
+def test_all_of_vllms_parsers_can_be_loaded():
+    """Their imports are those of vLLM's server, of which the pinned lists have a part."""
+    for manager, get in (
+        (ToolParserManager, ToolParserManager.get_tool_parser),
+        (ReasoningParserManager, ReasoningParserManager.get_reasoning_parser),
+    ):
+        for name in manager.list_registered():
+            get(name)
 
 
 def test_a_parser_that_vllm_does_not_have_or_that_is_of_another_model_is_refused():
+    def refused(**own: str):
+        parser_of("x", AgentSettings(name="agent", **own), chat_tokenizer(), None)
+
     with pytest.raises(ConfigError, match=r"environment.x.parser: vLLM's 'llama3_json' is not for this model: .*token"):
-        parser_of("environment.x.parser", "llama3_json", chat_tokenizer())
-    with pytest.raises(ConfigError, match=r"environment.x.parser: vLLM has no tool parser 'mine'; it has .*hermes"):
-        parser_of("environment.x.parser", "mine", chat_tokenizer())
+        refused(parser="llama3_json")
+    with pytest.raises(ConfigError, match=r"environment.x.parser: vLLM has no parser 'mine'; it has .*hermes"):
+        refused(parser="mine")
+    with pytest.raises(ConfigError, match=r"environment.x.reasoning_parser: vLLM has no parser 'mine'; .*qwen3"):
+        refused(reasoning_parser="mine")
+    with pytest.raises(ConfigError, match=r"environment.x.reasoning_parser: vLLM's 'mistral' is not for this model"):
+        refused(reasoning_parser="mistral")
