@@ -66,8 +66,6 @@ def _messages(message: Any, field: str) -> Iterator[Message]:
         elif kind == "tool_use" and role == "assistant":
             arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
             calls.append(ToolCall(text_in(block, "id", place), text_in(block, "name", place), arguments))
-        elif kind == "thinking" and role == "assistant":  # the policy's, whose tokens are known
-            pass
         elif kind == "text":
             text += text_of([block], place)
         else:
@@ -93,8 +91,6 @@ def events(reply: TurnReply) -> Iterator[bytes]:
     for index, block in enumerate(_blocks(reply.message)):
         if block["type"] == "text":
             begun, delta = block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
-        elif block["type"] == "thinking":
-            begun, delta = block | {"thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
         else:
             begun = block | {"input": {}}
             delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}
@@ -116,9 +112,8 @@ def _frame(reply: TurnReply, content: list[dict[str, Any]], reason: str | None) 
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:
-    thoughts = [{"type": "thinking", "thinking": message.thoughts, "signature": ""}] if message.thoughts else []
     text = [{"type": "text", "text": message.content}] if message.content or not message.tool_calls else []
-    return [*thoughts, *text] + [
+    return text + [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in message.tool_calls
     ]
 

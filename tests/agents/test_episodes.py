@@ -28,6 +28,11 @@ def hermes(text, tools):
     return Parsed(CALL.sub("", text), found) if tools else Parsed(text)
 
 
+def without_thoughts(text, tools):
+    thoughts, _, said = text.rpartition("</think>")
+    return hermes(said, tools)._replace(thoughts=thoughts.removeprefix("<think>"))
+
+
 def calling(*queries: str, text: str = "") -> str:
     calls = ({"name": "search", "arguments": {"query": query}} for query in queries)
     return text + "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
@@ -225,11 +230,7 @@ async def test_a_parser_that_fails_is_named_and_the_turn_is_not_taken_twice(monk
 
 @pytest.mark.parametrize("template", TEMPLATES)
 async def test_thoughts_that_a_parser_takes_out_are_not_the_programs_and_are_trained_on(template, monkeypatch):
-    def parse(text, tools):
-        thoughts, _, said = text.rpartition("</think>")
-        return hermes(said, tools)._replace(thoughts=thoughts.removeprefix("<think>"))
-
-    monkeypatch.setattr(agent_episode, "parser_of", lambda *_: parse)
+    monkeypatch.setattr(agent_episode, "parser_of", lambda *_: without_thoughts)
     turns = [f"<think>Pinsk?</think>{calling('Pinsk')}", "<think>So.</think>5"]
     scene = Scene(turns, template=TEMPLATES[template])
     trajectory = await scene.run()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.test_episodes import Scene, calling, parser  # noqa: F401
+from cusearch_async.agents import episode as agent_episode
+from tests.agents.test_episodes import Scene, calling, without_thoughts
 
 PYTHON = Path(os.environ.get("CUSEARCH_SDKS", ".venv-sdks")).absolute() / "bin" / "python"
 PROGRAMS = Path(__file__).parent / "sdks"
@@ -18,6 +19,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("thought", ["", "<think>Hm.</think>"])
 @pytest.mark.parametrize(
     ("program", "settings"),
     [
@@ -28,12 +30,15 @@ pytestmark = [
         (("with_smolagents.py",), {"ignores": ("tool_choice",), "max_prompt_tokens": 8000, "max_turn_tokens": 400}),
     ],
 )
-async def test_what_an_agent_of_an_sdk_was_given_and_said_is_trained_on(program, settings):
+async def test_what_an_agent_of_an_sdk_was_given_and_said_is_trained_on(program, settings, thought, monkeypatch):
+    monkeypatch.setattr(agent_episode, "parser_of", lambda *_: without_thoughts)
     final = "5"
     if "smol" in program[0]:  # it answers with a tool
         final = calling("5").replace('"search"', '"final_answer"').replace('"query"', '"answer"')
     turns = [calling("Pinsk"), calling("Belarus", text="Next. "), final]
-    scene = Scene(turns, command=(str(PYTHON), str(PROGRAMS / program[0]), *program[1:]), **settings)
+    scene = Scene(
+        [thought + turn for turn in turns], command=(str(PYTHON), str(PROGRAMS / program[0]), *program[1:]), **settings
+    )
     trajectory = await scene.run()
     assert (trajectory.prediction, trajectory.reward, trajectory.turns, trajectory.depth) == ("5", 1.0, 3, 2)
     assert len(trajectory.starts) == (3 if "smol" in program[0] else 1), "smolagents writes its history anew each time"
