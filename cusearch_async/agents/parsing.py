@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,50 +23,35 @@ Parser = Callable[[str, Tools], Parsed]
 
 
 def parser_of(label: str, settings: AgentSettings, tokenizer: Any, arguments: Arguments) -> Parser:
-    """vLLM's parsers that an environment names. Raises: ConfigError that names the setting."""
+    """vLLM's parsers that an environment names, as vLLM's server composes them. `arguments` are those of the chat
+    template. Raises: ConfigError that names the setting."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: PLC0415  (seconds)
+    from vllm.parser import ParserManager  # noqa: PLC0415
     from vllm.reasoning import ReasoningParserManager  # noqa: PLC0415
     from vllm.tool_parsers import ToolParserManager  # noqa: PLC0415
 
-    key, name = f"environment.{label}.parser", settings.parser
-    tool_parser = _chosen(key, name, ToolParserManager.list_registered(), ToolParserManager.get_tool_parser)
-    _refuse_other_models(key, name, lambda: tool_parser(tokenizer))
-    reasoning = None
-    if settings.reasoning_parser:
-        key, name = f"environment.{label}.reasoning_parser", settings.reasoning_parser
-        manager = ReasoningParserManager
-        kind = _chosen(key, name, manager.list_registered(), manager.get_reasoning_parser)
-        reasoning = _refuse_other_models(key, name, lambda: kind(tokenizer, chat_template_kwargs=arguments or {}))
+    key, called, of_thoughts = f"environment.{label}", settings.parser, settings.reasoning_parser
+    _refuse_unknown(f"{key}.parser", called, ToolParserManager.list_registered())
+    _refuse_unknown(f"{key}.reasoning_parser", of_thoughts, ["", *ReasoningParserManager.list_registered()])
+    template: dict[str, Any] = {"chat_template_kwargs": arguments or {}}
+    try:
+        kind: Any = ParserManager.get_parser(called, of_thoughts, enable_auto_tools=True, tokenizer=tokenizer)
+        kind(tokenizer, None, **template)
+    except Exception as error:  # each has its own
+        names = f"{key}.parser {called!r}" + (f" and {key}.reasoning_parser {of_thoughts!r}" if of_thoughts else "")
+        why = first_line(error.__cause__ or error)
+        raise ConfigError(f"{names}: vLLM's parsers are not for this model: {why}") from error
 
     def parse(written: str, tools: Tools) -> Parsed:
         request = ChatCompletionRequest(messages=[], tools=list(tools) or None)
-        thoughts, text = reasoning.extract_reasoning(written, request) if reasoning else (None, written)
-        if not tools:
-            return Parsed(text or "", (), thoughts or "")
-        found = tool_parser(tokenizer, request.tools).extract_tool_calls(text or "", request)
-        calls = [(call.function.name, _text_of(call.function.arguments)) for call in found.tool_calls]
-        return Parsed(found.content or "", calls, thoughts or "")
+        parser = kind(tokenizer, request.tools, **template)
+        thoughts, text, calls = parser.parse(written, request, enable_auto_tools=True)
+        return Parsed(text or "", [(call.name, call.arguments) for call in calls or ()], thoughts or "")
 
     return parse
 
 
-def _chosen(key: str, name: str, known: Sequence[str], get: Callable[[str], Any]) -> Any:
+def _refuse_unknown(key: str, name: str, known: Sequence[str]) -> None:
     """Raises: ConfigError."""
     if name not in known:
-        raise ConfigError(f"{key}: vLLM has no parser {name!r}; it has {', '.join(sorted(known))}")
-    try:
-        return get(name)
-    except ImportError as error:
-        raise ConfigError(f"{key}: vLLM's parser {name!r} cannot be loaded: {first_line(error)}") from error
-
-
-def _refuse_other_models(key: str, name: str, make: Callable[[], Any]) -> Any:
-    """Raises: ConfigError."""
-    try:
-        return make()
-    except Exception as error:  # each has its own
-        raise ConfigError(f"{key}: vLLM's {name!r} is not for this model: {first_line(error)}") from error
-
-
-def _text_of(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        raise ConfigError(f"{key}: vLLM has no parser {name!r}; it has {', '.join(sorted(filter(None, known)))}")

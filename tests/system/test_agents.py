@@ -105,7 +105,7 @@ def test_vllms_parsers_read_the_policys_thoughts():
         call = '<tool_call>\n{"name": "search", "arguments": {"query": "Pé"}}\n</tool_call>'
         text, calls, thoughts = parse(f"<think>Hm.</think>So.{call}", TOOLS)
         assert (text.strip(), [called for called, _ in calls], thoughts.strip()) == ("So.", ["search"], "Hm.")
-        assert parse("<think>Hm.</think>5", ()) == ("5", (), "Hm.")
+        assert parse("<think>Hm.</think>5", ()) == ("5", [], "Hm.")
         assert parse("<think>cut", ()).text == "", name
 
 
@@ -123,11 +123,15 @@ def test_a_parser_that_vllm_does_not_have_or_that_is_of_another_model_is_refused
     def refused(**own: str):
         parser_of("x", AgentSettings(name="agent", **own), chat_tokenizer(), None)
 
-    with pytest.raises(ConfigError, match=r"environment.x.parser: vLLM's 'llama3_json' is not for this model: .*token"):
+    with pytest.raises(
+        ConfigError, match=r"environment.x.parser 'llama3_json': vLLM's parsers are not for this model: .*token"
+    ):
         refused(parser="llama3_json")
     with pytest.raises(ConfigError, match=r"environment.x.parser: vLLM has no parser 'mine'; it has .*hermes"):
         refused(parser="mine")
     with pytest.raises(ConfigError, match=r"environment.x.reasoning_parser: vLLM has no parser 'mine'; .*qwen3"):
         refused(reasoning_parser="mine")
-    with pytest.raises(ConfigError, match=r"environment.x.reasoning_parser: vLLM's 'mistral' is not for this model"):
+    with pytest.raises(
+        ConfigError, match=r"environment.x.reasoning_parser 'mistral': vLLM's parsers are not for this model"
+    ):
         refused(reasoning_parser="mistral")
