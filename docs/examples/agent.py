@@ -1,9 +1,9 @@
-"""An agent that is written for any OpenAI-compatible server, and trained as it is (docs/agents.md): the policy searches
-with <search>…</search>, and answers with <answer>…</answer>."""
+"""An agent that is written for any OpenAI-compatible server, and trained as it is (docs/agents.md): until the policy
+answers, its tool is called."""
 
 from __future__ import annotations
 
-import re
+import json
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -12,22 +12,23 @@ from cusearch_async.environments.task import Task
 
 ANYWHERE = AsyncOpenAI(base_url="http://localhost", api_key="of the episode")
 """One for all episodes, so that they share its connections."""
-AGAIN = "\nMy previous action is invalid. Let me try again.\n"
+QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+TOOLS: Any = [{"type": "function", "function": {"name": "search", "description": "Search.", "parameters": QUERY}}]
 
 
 async def answer(task: Task) -> str | None:
     client = ANYWHERE.with_options(base_url=task.base_url, api_key=task.api_key)
-    messages: list[Any] = [{"role": "user", "content": f"Question: {task.question}\n"}]
+    messages: list[Any] = [{"role": "user", "content": task.question}]
     while True:
-        reply = await client.chat.completions.create(
-            model=task.model, messages=messages, stop=["</search>", "</answer>"]
-        )
-        said = reply.choices[0].message.content or ""
-        action = re.search(r".*<(search|answer)>(.*)", said, re.DOTALL)
-        if action and action[1] == "answer":
-            return action[2].strip()
-        shown = documents(await task.search(action[2].strip())) if action else AGAIN
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": shown}]
+        reply = await client.chat.completions.create(model=task.model, messages=messages, tools=TOOLS)
+        message = reply.choices[0].message
+        messages.append(message)
+        calls = [call for call in message.tool_calls or () if call.type == "function"]
+        for call in calls:
+            found = await task.search(json.loads(call.function.arguments)["query"])
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": documents(found)})
+        if not calls:
+            return message.content
 
 
 def documents(found: list[str]) -> str:

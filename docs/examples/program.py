@@ -18,7 +18,7 @@ def post(url: str, key: str, body: dict[str, Any]) -> Any:
 
 
 def solve(question: str, base_url: str, key: str, search_url: str) -> str:
-    messages = [{"role": "user", "content": f"Question: {question}\n"}]
+    messages = [{"role": "user", "content": question}]
     while True:
         asked = {"messages": messages, "stop": ["</search>", "</answer>"]}
         said = post(f"{base_url}/chat/completions", key, asked)["choices"][0]["message"]["content"]

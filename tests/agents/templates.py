@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -37,3 +39,9 @@ def chat_tokenizer(template: str = PLAIN) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(STARTER)
     tokenizer.chat_template = template.replace("END", tokenizer.eos_token)
     return tokenizer
+
+
+def chat_starter(folder: Path) -> Path:
+    """The policy of the demo as docs/agents.md makes a chat model of it."""
+    shutil.copytree(STARTER, folder)
+    return Path(shutil.copytree(Path("docs/examples/chat-starter").absolute(), folder, dirs_exist_ok=True))

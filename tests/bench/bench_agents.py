@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import os
 import secrets
-import shutil
 import statistics
 import subprocess
 import sys
@@ -27,8 +26,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cusearch_async.config import STARTER, load_config
+from cusearch_async.config import load_config
 from cusearch_async.lifecycle.placement import configure_process
+from tests.agents.templates import chat_starter
 from tests.bench import bench_rollout, figures
 from tests.bench.bench_learner import ROOT, Side
 from tests.conftest import free_port
@@ -42,15 +42,9 @@ EPISODES = 64
 KILLS = 60
 KINDS = {"kill agent", "kill worker", "kill learner", "kill redis", "kill retriever", "pause worker"}
 FUNCTION = "docs.examples.agent:answer"
-AGENT = ("--environment.search.name", "agent", "--environment.search.agent", FUNCTION)
+HF = ("--environment.search.parser", "hf", "--environment.search.reasoning_parser", "hf")
+AGENT = ("--environment.search.name", "agent", "--environment.search.agent", FUNCTION, *HF)
 FOUND = ["Pinsk\nPinsk is a city in Belarus.", "Belarus\nIts capital is Minsk."]
-
-
-def chat_model(folder: Path) -> Path:
-    """The starter with the chat template of docs/agents.md."""
-    shutil.copytree(STARTER, folder)
-    shutil.copy(ROOT / "docs" / "examples" / "agent.jinja", folder / "chat_template.jinja")
-    return folder
 
 
 def over_native_loop(model: Path, rounds: int = ROUNDS, in_flight: int = IN_FLIGHT) -> dict[str, Any]:
@@ -60,7 +54,7 @@ def over_native_loop(model: Path, rounds: int = ROUNDS, in_flight: int = IN_FLIG
     settings = {
         "native": ("--model.path", "atlas"),
         "remote": (*chat, "--environment.search.remote", address),
-        "openai": (*chat, "--environment.search.agent", FUNCTION),
+        "openai": ("--model.path", str(model), *AGENT),
     }
     sides = {name: Side(sys.executable, "rollout_case.py", "worker", ROOT) for name in settings}
     program = [sys.executable, "-m", "docs.examples.remote", address, str(in_flight)]
@@ -165,7 +159,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        model = chat_model(folder / "chat")
+        model = chat_starter(folder / "chat")
         for part in (lambda: exactness(model), lambda: over_native_loop(model), lambda: kills(folder)):
             found = part()
             figures.add(arguments.out, found)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
 from cusearch_async.agents.parsing import parser_of
-from cusearch_async.config import STARTER
 from cusearch_async.environments.agent import AgentSettings
 from cusearch_async.errors import ConfigError
-from tests.agents.templates import chat_tokenizer
+from tests.agents.templates import chat_starter, chat_tokenizer
+from tests.agents.test_sdks import PYTHON as SDKS_PYTHON
 from tests.conftest import free_port, wait_until
 from tests.system.conftest import Run, finish
 from tests.system.forked import Command
@@ -23,30 +23,32 @@ from tests.system.forked import Command
 pytestmark = pytest.mark.system
 
 TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}]
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "agent.jinja"
-
-
-def chat_starter(folder: Path) -> Path:
-    shutil.copytree(STARTER, folder)
-    shutil.copy(EXAMPLE, folder / "chat_template.jinja")
-    return folder
-
-
+HF = {"parser": "hf", "reasoning_parser": "hf"}
+"""The policy of the demo says in its tokenizer's settings how it writes."""
 PROGRAM = json.dumps([sys.executable, "-m", "docs.examples.program"])
+SDKS = Path(__file__).parents[1] / "agents" / "sdks"
+
+
+def of_sdk(name: str) -> Any:
+    command = json.dumps([str(SDKS_PYTHON), str(SDKS / name)])
+    marks = [pytest.mark.slow, pytest.mark.skipif(not SDKS_PYTHON.exists(), reason="make setup-sdks")]
+    return pytest.param({"command": command, **HF}, marks=marks, id=name)
 
 
 @pytest.mark.parametrize(
     "how",
     [
-        {"agent": "docs.examples.agent:answer"},
+        {"agent": "docs.examples.agent:answer", **HF},
         pytest.param({"command": PROGRAM}, marks=pytest.mark.slow),
         pytest.param({"remote": "http://127.0.0.1:{port}"}, marks=pytest.mark.slow),
+        of_sdk("with_openai_agents.py"),
+        of_sdk("with_anthropic.py"),
     ],
     ids=lambda how: next(iter(how)),
 )
 def test_an_agents_episodes_are_token_exact_on_policy(run: Run, tmp_path: Path, how: dict[str, str], monkeypatch):
     """With max_staleness = 0 the engine computes what the learner computes, also after weights came back: no token was
-    made again from text. Each way is the example of docs/agents.md."""
+    made again from text. Each way is the example of docs/agents.md, or an agent of an SDK."""
     address = how.get("remote", "").format(port=free_port())
     if address:
         how = {"remote": address}

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.agents.templates import chat_starter
 from tests.bench import bench_agents
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 
 def test_agents_episodes_are_exact_and_measured_against_the_native_loop(tmp_path: Path):
-    model = bench_agents.chat_model(tmp_path / "chat")
+    model = chat_starter(tmp_path / "chat")
     found = bench_agents.exactness(model, 12)
     assert (found["ids_exact_share"], found["rows_per_episode"]) == (1.0, 1.0)
     assert 0 < found["logp_max_diff"] < 1e-3

@@ -44,7 +44,7 @@ GAP_S = {"network": 0.1, "content": 0.1, "worker": 2.0, "servers": 2.0, "learner
 """Longest pause between two faults of a lane."""
 
 
-CHAT_TEMPLATE = Path(__file__).parents[3] / "docs" / "examples" / "agent.jinja"
+CHAT_TEMPLATE = Path(__file__).parents[3] / "docs" / "examples" / "chat-starter" / "chat_template.jinja"
 
 
 @dataclass(frozen=True, slots=True)
