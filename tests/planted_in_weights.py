@@ -4,16 +4,46 @@ from __future__ import annotations
 
 _TESTS = "test_differences.py"
 DIFFERENCE, DOWNLOADS = ("weights/difference.py", _TESTS), ("weights/downloads.py", "weights")
+COPIES, OBJECTS = ("weights/copies.py", "weights"), ("weights/objects.py", "weights/test_objects.py")
 SERVED = ("weights/http.py", _TESTS)
 _FALLS_BACK = "except (WeightsUnavailable, BadTensorFile) as error:\n            log.info"
 
 WEIGHTS = {
     "a lost download begins again": (DOWNLOADS, "began = into.tell()", "began = into.seek(0)"),
-    "a download is not checked": (DOWNLOADS, "        tensors.add(piece)", "        pass"),
+    "a download is not checked": (COPIES, "        tensors.add(piece)", "        pass"),
+    "a manifest is in the object store before its tensors": (
+        OBJECTS,
+        "(manifest.file, MANIFEST)",
+        "(MANIFEST, manifest.file)",
+    ),
+    "a manifest in the object store is removed last": (OBJECTS, "file != MANIFEST)", "file == MANIFEST)"),
+    "an unfinished version in the object store is one": (
+        OBJECTS,
+        "for name, of in files.items() if MANIFEST in of), key",
+        "for name, of in files.items()), key",
+    ),
+    "pieces of an object come in another order": (
+        OBJECTS,
+        "yield bytes(await waiting.popleft())\n                while",
+        "yield bytes(await waiting.pop())\n                while",
+    ),
+    "the last piece of an object is left out": (OBJECTS, "while waiting:", "while len(waiting) > 1:"),
+    "old versions stay in the object store": (
+        OBJECTS,
+        "self._remove_old_objects(epoch)\n        return name",
+        "return name",
+    ),
+    "a later learner's objects are removed": (OBJECTS, "if order_of(name)[0] <= epoch}", "}"),
+    "what this learner is writing is removed": (OBJECTS, "order_of(name)[0] < epoch:", "True:"),
+    "the epochs in the object store are not known": (
+        OBJECTS,
+        "*(order_of(name)[0] for name in self._objects.files())",
+        "*[0]",
+    ),
     "versions to be scored are deleted": (
         ("weights/folder.py", "weights/test_folder.py"),
-        "if not self._keeps(version):",
-        "if True:",
+        " or self._keeps(order_of(name)[1])",
+        "",
     ),
     "a restored file is not checked": (DIFFERENCE, "            tensors.add(restored)\n", ""),
     "half a difference is enough": (DIFFERENCE, "if len(piece) < place.stop - place.start:", "if False:"),

@@ -19,7 +19,7 @@ from tests.conftest import SLOW
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = ("study", "retrieval", "eval", "gguf", "trackers")
+EXTRAS = ("study", "retrieval", "eval", "gguf", "objects", "trackers")
 MODULES = {"faiss-cpu": "faiss", "mlflow-skinny": "mlflow"}
 """Requirement -> module, where they are called differently."""
 
@@ -67,7 +67,7 @@ def cusearch(*words: str) -> str:
 def test_the_base_install_has_none_of_them():
     assert not modules_of(PROJECT["dependencies"]) & set(REFUSED)
     of_commands = {"pandas", "scipy", "matplotlib", "faiss", "bm25s", "numba", "pyarrow", "openai", "gguf"}
-    assert {*REFUSED} == of_commands | {"mlflow", "trackio", "wandb"}
+    assert {*REFUSED} == of_commands | {"mlflow", "obstore", "trackio", "wandb"}
     (everything,) = PROJECT["optional-dependencies"]["all"]
     assert Requirement(everything).extras == set(EXTRAS)
 

@@ -90,13 +90,17 @@ class WeightsConfig(Section):
     folder: Free[Folder | None] = None
     """Folder for published weights, of this run only; None for the run's. One in /dev/shm keeps them off the disk."""
     transport: Free[str] = "folder"
-    """How workers get weights: `folder`, shared with the learner; `http`, from weights.url; or a class of your own
-    (`package.module:Name`)."""
+    """How workers get weights: `folder`, shared with the learner; `http`, from weights.url; `object`, from
+    weights.objects; or a class of your own (`package.module:Name`)."""
     url: Free[Annotated[str, service_url("http://10.0.0.5:29400", schemes=("http",))] | None] = None
     """Where the learner listens with weights.transport `http`, like http://10.0.0.5:29400. Its token is
     CUSEARCH_WEIGHTS_TOKEN, or in the run folder's file weights-token."""
     upstream: Free[Annotated[str, service_url("http://10.0.0.5:29400", schemes=("http",))] | None] = None
     """Where `cusearch worker relay` gets the versions that it serves at weights.url: the learner, or another relay."""
+
+    objects: Free[Annotated[str, service_url("s3://bucket/prefix", schemes=("s3", "gs", "az"))] | None] = None
+    """The object store of weights.transport `object`, for this run only, like s3://bucket/prefix; also gs:// and
+    az://. Endpoint and secrets are those of the environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …"""
 
 
 class DataConfig(Section):

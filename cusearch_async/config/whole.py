@@ -148,6 +148,14 @@ class Config(Section):
             f"weights.url is {url}, which is of no use without weights.transport = 'http'",
         )
         _require(
+            (transport == "object") <= (self.weights.objects is not None),
+            "weights.transport is 'object', which needs weights.objects, like s3://bucket/prefix",
+        )
+        _require(
+            transport not in ("folder", "http") or self.weights.objects is None,
+            f"weights.objects is {self.weights.objects}, which is of no use without weights.transport = 'object'",
+        )
+        _require(
             self.weights.upstream is None or (url is not None and url != self.weights.upstream),
             f"weights.upstream ({self.weights.upstream}) needs weights.url, another address, where the relay listens",
         )

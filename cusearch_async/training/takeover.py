@@ -75,7 +75,9 @@ class Leader:
         accept_changes: bool,
         lock: GpuLock | None = None,
     ) -> None:
-        """`lock` is taken, if the run is colocated."""
+        """`lock` is taken, if the run is colocated.
+
+        Raises: ConfigError, MissingExtra: of the transport of weights."""
         self._open_buffer = open_buffer
         self._ranks = ranks
         self._questions = questions
@@ -84,6 +86,7 @@ class Leader:
         self._accepts_changes = accept_changes
         self._lock = lock
         self._checkpoints = checkpoints_of(config)
+        self._transport = transport_of(config)
 
     def lead(self, make_learner: Callable[[Config, Ranks], Learner]) -> None:
         """Train until the run is done, or a signal arrives.
@@ -146,14 +149,13 @@ class Leader:
 
     async def _train(self, learner: Learner, start: CheckpointState) -> None:
         config, stop = self._config, stop_on_signals()
-        transport = transport_of(config)
-        store = transport.store()
+        store = self._transport.store()
         opened = self._open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, self._identity)
         async with opened as buffer:
             await self.take_over(buffer, store, start)
             try:
                 async with (
-                    transport.serving(),
+                    self._transport.serving(),
                     Heartbeat(
                         buffer, self._ranks, config.run.stall_s, config.learner.collective_timeout_s
                     ) as heartbeat,

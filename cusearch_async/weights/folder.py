@@ -48,7 +48,7 @@ class WeightStore:
 
     def names(self) -> list[str]:
         """Of the versions that are there, oldest first."""
-        return [path.name for *_, path in self._written()]
+        return sorted((path.name for path, _ in self._entries() if path.name.startswith("v")), key=order_of)
 
     async def newest_of(self, version: int) -> str | None:
         """The name of a version that is still there, by the latest learner that published it."""
@@ -76,7 +76,7 @@ class WeightStore:
 
         Raises: WriteFailed."""
         name = f"v{version:06d}-e{epoch}"
-        before = [number for *of_one, number, _ in self._written() if of_one == [epoch, version]]
+        before = [number for *of_one, number in map(order_of, self.names()) if of_one == [epoch, version]]
         if before:
             name += f"-{max(before) + 1}"
         with writing(self.folder / name, durable=False) as folder:
@@ -129,14 +129,14 @@ class WeightStore:
         return found
 
     def _remove_old(self, epoch: int) -> None:
-        for _, version, _, path in [written for written in self._written() if written[0] <= epoch][: -self._keep]:
-            if not self._keeps(version):
-                remove_sealed(path, MANIFEST)
+        names = [name for name in self.names() if order_of(name)[0] <= epoch]
+        for name in set(names) - self._kept(names):
+            remove_sealed(self.folder / name, MANIFEST)
 
-    def _written(self) -> list[tuple[int, int, int, Path]]:
-        """(epoch, version, how often the version was published, directory), oldest first."""
-        versions = [(path, name) for path, name in self._entries() if path.name.startswith("v")]
-        return sorted((int(name[2]), int(name[1]), int(name[3] or 1), path) for path, name in versions)
+    def _kept(self, names: Sequence[str]) -> set[str]:
+        """Those of these versions that are still needed."""
+        newest = sorted(names, key=order_of)[-self._keep :]
+        return {name for name in names if name in newest or self._keeps(order_of(name)[1])}
 
     def _entries(self) -> list[tuple[Path, re.Match[str]]]:
         return entries(self.folder, NAME)
@@ -174,6 +174,13 @@ def read_manifest(directory: Path, name: str) -> Manifest:
 def newest_of(version: int, names: Sequence[str]) -> str | None:
     """The last of `names` that is of this version."""
     return next((name for name in reversed(names) if name.startswith(f"v{version:06d}-")), None)
+
+
+def order_of(name: str) -> tuple[int, int, int]:
+    """Epoch, version, and how often the learner has published it: names of versions, oldest first."""
+    match = NAME.fullmatch(name)
+    assert match is not None, name
+    return int(match[2]), int(match[1]), int(match[3] or 1)
 
 
 def epoch_of(name: str) -> int:

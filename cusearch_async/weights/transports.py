@@ -10,6 +10,7 @@ from cusearch_async.extensions import load
 from cusearch_async.weights.folder import FolderTransport, WeightStore
 from cusearch_async.weights.http import HttpTransport
 from cusearch_async.weights.interface import WeightSource
+from cusearch_async.weights.objects import ObjectTransport
 
 
 @runtime_checkable
@@ -30,7 +31,11 @@ class WeightTransport(Protocol):
         ...
 
 
-TRANSPORTS: dict[str, type[WeightTransport]] = {"folder": FolderTransport, "http": HttpTransport}
+TRANSPORTS: dict[str, type[WeightTransport]] = {
+    "folder": FolderTransport,
+    "http": HttpTransport,
+    "object": ObjectTransport,
+}
 
 
 def transport_of(config: Config) -> WeightTransport:

@@ -328,6 +328,7 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
         "redis.max_trajectories",
         "eval.judge.url",
         "alarms.url",
+        "weights.objects",
     }
     unset |= {"loss.dual_clip", "loss.correction_high", "retriever.index", "retriever.rerank.model", "eval.limit"}
     unset |= {"retriever.zerosearch.steps", "environment.search.reward", "method.strata_weight"}  # another method's

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ def test_an_agents_episodes_are_token_exact_on_policy(run: Run, tmp_path: Path, 
     assert rows[0]["train/grad_norm"] > 0
     assert "loaded weights v000001-e1" in run.log("rollout-0")
     assert run.processes() == []
+    if "agent" in how:  # the function: the newest checkpoint is scored through it, too
+        run.worker("retriever")
+        status, output = finish(run.cusearch("eval", eval__limit=4))
+        assert status == 0, output
+        assert re.search(r"^all +10 +0\.\d", output, re.MULTILINE), output
 
 
 @pytest.mark.slow

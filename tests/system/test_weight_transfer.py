@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -19,9 +20,11 @@ from cusearch_async.weights import downloads as client
 from cusearch_async.weights.downloads import Downloads
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.http import HttpTransport
+from cusearch_async.weights.objects import Objects
 from tests.conftest import SLOW, free_port, wait_until
 from tests.system.conftest import Run, finish
 from tests.system.test_engine import STOPS, logprobs_of, publish, small_model, wide_model, with_engine
+from tests.weights.test_objects import SERVER, s3, s3_environment  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.system
 
@@ -79,7 +82,7 @@ def test_a_learner_that_dies_during_a_download_changes_nothing_and_its_successor
 ):
     store = WeightStore(tmp_path / "store")
     old, new = small_model(True, 0), small_model(True, 1)
-    keep = client._keep
+    keep = client.keep
 
     async def body(engine, text):
         async with served(tmp_path / "host", store) as downloads:
@@ -89,10 +92,10 @@ def test_a_learner_that_dies_during_a_download_changes_nothing_and_its_successor
             def dies(piece, file, tensors):
                 raise ConnectionResetError("the learner was killed")
 
-            monkeypatch.setattr(client, "_keep", dies)
+            monkeypatch.setattr(client, "keep", dies)
             with pytest.raises(WeightsUnavailable, match=r"does not answer at weights.url"):
                 await engine.load(downloads, newer, check=True)
-            monkeypatch.setattr(client, "_keep", keep)
+            monkeypatch.setattr(client, "keep", keep)
         assert engine.version == 0
         np.testing.assert_allclose(await engine.score([*text, 5]), logprobs_of(old, [*text, 5]), atol=1e-3)
         async with served(tmp_path / "host", store) as downloads:
@@ -171,3 +174,30 @@ def test_a_run_whose_processes_share_no_folder(rank, run: Run, tmp_path: Path, m
     assert "version 6: EM" in output
     assert not list((elsewhere / "weights").glob("*"))
     assert list((tmp_path / "relay" / "relayed").glob("v*")), "the evaluator's"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SERVER.exists(), reason=f"{SERVER}: make setup-sdks")
+def test_a_run_through_an_object_store(run: Run, s3: str, tmp_path: Path, monkeypatch):  # noqa: F811
+    """The learner is killed in the middle, and started again; the worker has a run folder of its own."""
+    for name, value in s3_environment(s3).items():
+        monkeypatch.setenv(name, value)
+    urllib.request.urlopen(urllib.request.Request(f"{s3}/weights", method="PUT")).close()
+    run.overrides |= {"weights.transport": "object", "weights.objects": "s3://weights/of/it", "pool.max_staleness": 0}
+    monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "of-this-test")
+    run.cusearch("redis")
+    run.worker("retriever")
+    rollout = run.worker("rollout", run__folder=tmp_path / "elsewhere")
+    learner = run.worker("learner", run__steps=4)
+    wait_until(lambda: len(run.metrics()) >= 2 or rollout.poll() is not None or learner.poll() is not None, 150)
+    assert (rollout.poll(), learner.poll()) == (None, None)
+    psutil.Process(learner.pid).kill()
+    learner.wait(60 * SLOW)
+    status, output = finish(run.worker("learner", run__steps=4))
+    assert status == 0, output
+    assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3]
+    assert {row["staleness/max"] for row in run.metrics()} == {0}, "every version was loaded"
+    status, output = finish(rollout, 120)
+    assert status == 0, output
+    assert list((tmp_path / "elsewhere" / "downloaded").glob("v*"))
+    assert len(Objects("s3://weights/of/it").files()) == 3

@@ -306,20 +306,20 @@ async def test_a_connection_that_never_gets_further_is_given_up(site, monkeypatc
 
 
 async def test_what_is_being_downloaded_comes_whole_also_when_it_is_deleted(site, monkeypatch):
-    name, keep = site.publish(1), client._keep
+    name, keep = site.publish(1), client.keep
 
     def deleting(*args):
         shutil.rmtree(site.store.directory(name), ignore_errors=True)
         keep(*args)
 
     async with site.learner.serving(), site.host() as downloads:
-        fetch = downloads._fetch
+        fetch = downloads.fetch
 
-        async def fetch_and_delete(path, target, *args):
-            monkeypatch.setattr(client, "_keep", deleting if target.name == TENSORS else keep)
-            await fetch(path, target, *args)
+        async def fetch_and_delete(name, file, target, *args):
+            monkeypatch.setattr(client, "keep", deleting if target.name == TENSORS else keep)
+            await fetch(name, file, target, *args)
 
-        monkeypatch.setattr(downloads, "_fetch", fetch_and_delete)
+        monkeypatch.setattr(downloads, "fetch", fetch_and_delete)
         assert same(await downloads.open(name), tensors(1))
         assert not site.store.directory(name).exists()
 
@@ -386,7 +386,7 @@ async def test_a_learner_at_its_end_gives_up_who_does_not_come_back(site, server
 
 
 async def test_a_learner_at_its_end_waits_for_downloads_that_are_under_way(site, servers, monkeypatch):
-    name, keep = site.publish(1), client._keep
+    name, keep = site.publish(1), client.keep
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -395,7 +395,7 @@ async def test_a_learner_at_its_end_waits_for_downloads_that_are_under_way(site,
             loop.call_soon_threadsafe(begun.set)
         keep(piece, file, tensors)
 
-    monkeypatch.setattr(client, "_keep", noting)
+    monkeypatch.setattr(client, "keep", noting)
     async with site.host() as downloads:
         async with site.learner.serving():
             opening = asyncio.ensure_future(downloads.open(name))

@@ -101,7 +101,7 @@ async def test_differences_pass_through_and_a_base_that_the_relay_lacks_means_th
 async def test_a_version_that_takes_the_relay_longer_than_clients_wait_arrives(site, sent, monkeypatch):
     """No client's silence ends the relay's own download, and each asks until it is there."""
     monkeypatch.setattr(relay, "SILENCE_S", 0.03)
-    name, answered, keep = site.publish(1), asyncio.Event(), client._keep
+    name, answered, keep = site.publish(1), asyncio.Event(), client.keep
     loop = asyncio.get_running_loop()
 
     class Noting(client._NotYet):
@@ -114,7 +114,7 @@ async def test_a_version_that_takes_the_relay_longer_than_clients_wait_arrives(s
         keep(piece, file, tensors)
 
     monkeypatch.setattr(client, "_NotYet", Noting)
-    monkeypatch.setattr(client, "_keep", once_answered)
+    monkeypatch.setattr(client, "keep", once_answered)
     async with site.learner.serving(), relaying(site.relay_config()), site.behind("worker") as downloads:
         assert same(await downloads.open(name), tensors(1))
     assert [path for host, path in sent if host == "learner"] == [

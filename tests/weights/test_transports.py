@@ -74,7 +74,10 @@ async def test_a_custom_transport_is_named_by_its_class(tmp_path):
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ("nccl", r"weights.transport 'nccl' is unknown; use one of folder, http, or your own as package.module:Name"),
+        (
+            "nccl",
+            r"weights.transport 'nccl' is unknown; use one of folder, http, object, or your own as package.module:Name",
+        ),
         (f"{__name__}:NoSource", r"must be a subclass of cusearch_async.weights.transports.WeightTransport, got"),
     ],
 )

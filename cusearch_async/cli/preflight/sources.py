@@ -110,7 +110,7 @@ def own_code(config: Config) -> Iterator[Finding]:
     for key, name, built_in in (
         ("loss.objective", config.loss.objective, ("clip",)),
         ("redis.transport", config.redis.transport, TRANSPORTS),
-        ("weights.transport", config.weights.transport, ("folder", "http")),
+        ("weights.transport", config.weights.transport, ("folder", "http", "object")),
         ("retriever.backend", config.retriever.backend, BACKENDS),
     ):
         if name not in built_in:

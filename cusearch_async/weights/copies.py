@@ -1,0 +1,115 @@
+"""Copies of versions on this machine, for all of its processes: each is fetched once, and checked while it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from cusearch_async.errors import RunInUse, WeightsUnavailable
+from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, write_failed, writing
+from cusearch_async.run.folder import locked
+from cusearch_async.weights.folder import NAME, WeightStore, newest_of, read_manifest
+from cusearch_async.weights.interface import ADAPTER_CONFIG, MANIFEST, Manifest, OpenedVersion
+from cusearch_async.weights.tensor_file import ArrivingTensors, BadTensorFile
+
+KEPT = 3
+"""Versions that are kept, those that were opened last."""
+POLL_S = 0.1
+
+
+class Copies(ABC):
+    """Copies in `folder` of the versions at `place`."""
+
+    def __init__(self, place: str, folder: Path) -> None:
+        self._place = place
+        self._store = WeightStore(folder)
+
+    @abstractmethod
+    async def names(self) -> list[str]:
+        """Of the versions there, oldest first. Raises: WeightsUnavailable."""
+
+    @abstractmethod
+    async def fetch(self, name: str, file: str, target: Path, tensors: ArrivingTensors | None = None) -> None:
+        """Write a file of a version to `target`, each piece after it was given to `keep`.
+
+        Raises: WeightsUnavailable; BadTensorFile; WriteFailed."""
+
+    async def fetch_difference(self, name: str, manifest: Manifest, folder: Path) -> bool:
+        """Whether the file of tensors is in `folder`, made from another version here and what has changed."""
+        return False
+
+    async def newest_of(self, version: int) -> str | None:
+        return newest_of(version, await self.names())
+
+    async def open(self, name: str) -> OpenedVersion:
+        """Fetches the version, unless another process with this folder has. Raises: WeightsUnavailable; ConfigError
+        where this process is refused; WriteFailed."""
+        directory = self._store.directory(name)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        async with _alone(directory.parent / ".lock"):
+            if is_half_done(directory, MANIFEST):
+                manifest = await self._fetch_version(name, directory)
+            else:
+                manifest = await asyncio.to_thread(self._store.verify, name)
+            os.utime(directory)
+            self._remove_old()
+        return OpenedVersion(name, manifest, directory)
+
+    async def _fetch_version(self, name: str, directory: Path) -> Manifest:
+        for path, _ in entries(directory.parent, NAME):  # nobody else is fetching
+            if is_half_done(path, MANIFEST):
+                remove(path)
+        with writing(directory, durable=False) as unfinished:
+            unfinished.mkdir()
+            try:
+                await self.fetch(name, MANIFEST, unfinished / MANIFEST)
+                manifest = read_manifest(unfinished, name)
+                if manifest.adapter is not None:
+                    (unfinished / ADAPTER_CONFIG).write_bytes(msgspec.json.encode(manifest.adapter))
+                if not await self.fetch_difference(name, manifest, unfinished):
+                    tensors = ArrivingTensors(manifest.file, manifest.tensors)
+                    await self.fetch(name, manifest.file, unfinished / manifest.file, tensors)
+            except BaseException as error:
+                remove(unfinished)
+                if isinstance(error, BadTensorFile):
+                    raise WeightsUnavailable(f"{name} at {self._place} is damaged: {error}") from error
+                raise
+        put_in_place(directory, durable=False)
+        return manifest
+
+    def _remove_old(self) -> None:
+        there = sorted((path.stat().st_mtime_ns, path) for path, _ in entries(self._store.folder, NAME))
+        for _, path in there[:-KEPT]:
+            remove_sealed(path, MANIFEST)
+
+
+def keep(piece: bytes, file: BinaryIO, tensors: ArrivingTensors | None) -> None:
+    """Raises: BadTensorFile, before anything is written; WriteFailed."""
+    if tensors is not None:
+        tensors.add(piece)
+    try:
+        file.write(piece)
+        file.flush()
+    except OSError as error:
+        raise write_failed(Path(file.name), error) from error
+
+
+@asynccontextmanager
+async def _alone(lock: Path) -> AsyncIterator[None]:
+    """Excludes the other processes of this machine."""
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(locked(lock, fcntl.LOCK_EX, f"{lock.parent} is in use"))
+                break
+            except RunInUse:
+                await asyncio.sleep(POLL_S)
+        yield

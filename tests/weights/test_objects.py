@@ -1,0 +1,243 @@
+"""Weights in an object store, without an engine: a folder always, and moto's S3 where `make setup-sdks` was run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import obstore
+import pytest
+
+from cusearch_async.config import Config, load_config, shipped_configs
+from cusearch_async.errors import ConfigError, MissingExtra, WeightsUnavailable, WriteFailed
+from cusearch_async.weights import objects as module
+from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS
+from cusearch_async.weights.objects import ObjectCopies, Objects, ObjectStore, ObjectTransport
+from tests.agents.test_sdks import PYTHON
+from tests.conftest import SLOW, free_port, wait_until
+from tests.weights.test_http import ADAPTER, CANARY, same, tensors
+
+SERVER = PYTHON.with_name("moto_server")
+S3 = pytest.param(
+    "s3", marks=[pytest.mark.slow, pytest.mark.skipif(not SERVER.exists(), reason=f"{SERVER}: make setup-sdks")]
+)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The address of a server."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen([SERVER, "-H", "127.0.0.1", "-p", f"{port}"], stderr=subprocess.DEVNULL) as server:
+        try:
+            wait_until(lambda: answers(f"{url}/moto-api/"), 60 * SLOW)
+            yield url
+        finally:
+            server.kill()
+
+
+class Site:
+    """A learner's machine, and others, which share nothing but an object store."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        self.store = self.learner("learner")
+
+    def learner(self, host: str) -> ObjectStore:
+        return ObjectStore(self.folder / host / "weights", Objects(self.url))
+
+    def host(self, name: str = "worker") -> ObjectCopies:
+        return ObjectCopies(Objects(self.url), self.folder / name / "downloaded")
+
+    def publish(self, version: int, epoch: int = 1) -> str:
+        return self.store.publish(version, epoch, tensors(version), CANARY)
+
+    def files(self) -> dict[str, set[str]]:
+        return self.host()._objects.files()
+
+    def write(self, name: str, file: str, content: bytes) -> None:
+        objects = self.host()._objects
+        objects._obstore.put(objects._store, f"{name}/{file}", content)
+
+
+@pytest.fixture(params=["file", S3])
+def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    if request.param == "file":
+        (tmp_path / "store").mkdir()
+        return Site(tmp_path, f"file://{tmp_path}/store")
+    endpoint, bucket = request.getfixturevalue("s3"), f"b-{os.urandom(6).hex()}"
+    for name, value in s3_environment(endpoint).items():
+        monkeypatch.setenv(name, value)
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")).close()
+    return Site(tmp_path, f"s3://{bucket}/of/a/run")
+
+
+def s3_environment(endpoint: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "of-this-test",
+        "AWS_SECRET_ACCESS_KEY": "of-this-test",
+    }
+
+
+async def test_every_version_comes_bit_for_bit_with_its_manifest(site, monkeypatch):
+    monkeypatch.setattr(module, "PIECE_BYTES", 1 << 20)  # the file has twelve of these, more than are asked for at once
+    for version in range(3):
+        name = site.publish(version)
+        opened = await site.host().open(name)
+        assert (opened.name, opened.manifest) == (name, site.store.verify(name))
+        assert same(opened, tensors(version))
+        assert opened.directory.is_relative_to(site.folder / "worker")
+    assert await site.host().names() == site.store.names()
+    assert await site.host().newest_of(1) == site.store.names()[1]
+    assert await site.host().newest_of(7) is None
+
+
+async def test_an_adapter_comes_with_the_config_that_vllm_reads(site):
+    name = site.store.publish(1, 1, tensors(), CANARY, adapter=ADAPTER)
+    opened = await site.host().open(name)
+    assert same(opened, tensors())
+    assert {path.name for path in opened.directory.iterdir()} == {ADAPTER_TENSORS, ADAPTER_CONFIG, MANIFEST}
+
+
+async def test_processes_of_one_machine_fetch_a_version_once(site, monkeypatch):
+    name, fetched, fetch = site.publish(1), [], ObjectCopies.fetch
+
+    async def counted(own, name, file, *more):
+        fetched.append(file)
+        await fetch(own, name, file, *more)
+
+    monkeypatch.setattr(ObjectCopies, "fetch", counted)
+    one, other = await asyncio.gather(site.host().open(name), site.host().open(name))
+    assert one == other
+    assert fetched == [MANIFEST, TENSORS]
+
+
+def test_as_many_versions_stay_as_in_the_folder_and_no_later_learners_goes(site):
+    names = [site.publish(version) for version in range(4)]
+    assert sorted(site.files()) == sorted(names[1:]) == sorted(site.store.names())
+    later = site.learner("other")
+    assert later.highest_epoch() == 1, "on a machine without a version"
+    theirs = later.publish(9, 3, tensors(), CANARY)
+    again = site.publish(9, epoch=2)
+    assert sorted(site.files()) == sorted([*names[2:], theirs, again]), "the newest three, and the later learner's"
+
+
+def test_what_is_kept_for_the_evaluator_stays(site):
+    store = ObjectStore(site.folder / "weights", Objects(site.url), keeps=lambda version: version == 0)
+    for version in range(5):
+        store.publish(version, 1, tensors(version), CANARY)
+    assert {name.split("-")[0] for name in site.files()} == {"v000000", "v000002", "v000003", "v000004"}
+
+
+def test_a_manifest_comes_last_and_goes_first(site, monkeypatch):
+    """A machine that fails in between leaves no version that seems whole."""
+    done = []
+    for name in ("put", "delete"):
+        call = getattr(obstore, name)
+        monkeypatch.setattr(
+            obstore, name, lambda *args, call=call, name=name: done.append((name, args[1])) or call(*args)
+        )
+    for version in range(4):
+        site.publish(version)
+    put = [path for what, path in done if what == "put"]
+    assert put[:2] == [f"v000000-e1/{TENSORS}", f"v000000-e1/{MANIFEST}"]
+    assert [path for what, path in done if what == "delete"] == [f"v000000-e1/{MANIFEST}", f"v000000-e1/{TENSORS}"]
+
+
+async def test_a_version_without_its_manifest_is_none_and_the_next_learner_removes_it(site, monkeypatch):
+    put = Objects.put
+
+    def cut(own, name, files):
+        put(own, name, {TENSORS: files[TENSORS]})
+        raise WriteFailed("the connection is cut")
+
+    monkeypatch.setattr(Objects, "put", cut)
+    with pytest.raises(WriteFailed):
+        site.publish(1)
+    monkeypatch.setattr(Objects, "put", put)
+    assert site.files() == {"v000001-e1": {TENSORS}}
+    assert await site.host().names() == []
+    with pytest.raises(WeightsUnavailable, match="v000001-e1"):
+        await site.host().open("v000001-e1")
+    with pytest.raises(WeightsUnavailable, match="no whole version v000001-e1"):
+        site.store.verify("v000001-e1")
+    name = site.publish(2, epoch=2)
+    assert site.files() == {name: {TENSORS, MANIFEST}}
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        (TENSORS, lambda whole: whole[:-9] + bytes(9), "v000001-e1 at .* is damaged"),
+        (TENSORS, lambda whole: whole[:-9], "v000001-e1 at .* is damaged"),
+        (TENSORS, lambda whole: whole + b"x", "v000001-e1 at .* is damaged"),
+        (MANIFEST, lambda whole: whole[:-9], "missing or damaged"),
+        (MANIFEST, lambda whole: whole.replace(b'"version":1', b'"version":2'), "has the manifest of v000002-e1"),
+    ],
+)
+async def test_a_damaged_version_is_not_loaded_and_nothing_of_it_stays(site, file, change, message):
+    name = site.publish(1)
+    site.write(name, file, change((site.store.directory(name) / file).read_bytes()))
+    with pytest.raises(WeightsUnavailable, match=message):
+        await site.host().open(name)
+    assert {path.name for path in (site.folder / "worker" / "downloaded").iterdir()} == {".lock"}
+
+
+async def test_names_that_point_elsewhere_are_refused(site):
+    site.write("x", "secret", b"")
+
+    assert site.files() == {}
+    with pytest.raises(WeightsUnavailable, match="is not the name of a weight version"):
+        await site.host().open("../x")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SERVER.exists(), reason=f"{SERVER}: make setup-sdks")
+async def test_a_bucket_that_is_not_there_is_named(s3, tmp_path, monkeypatch):
+    for name, value in s3_environment(s3).items():
+        monkeypatch.setenv(name, value)
+    site = Site(tmp_path, "s3://nowhere-at-all/x")
+    with pytest.raises(WriteFailed, match=r"cannot write v000001-e1/model.safetensors to s3://nowhere-at-all/x: .*"):
+        site.publish(1)
+    with pytest.raises(WeightsUnavailable, match=r"cannot read v000001-e1/manifest.json from s3://nowhere-at-all/x: "):
+        await site.host().open("v000001-e1")
+
+
+def config(*options: str) -> Config:
+    return load_config(shipped_configs()["atlas"], options)
+
+
+def test_without_obstore_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(MissingExtra, match=r"obstore is not installed: pip install 'cusearch-async\[objects\]'"):
+        ObjectTransport(config("--weights.transport", "object", "--weights.objects", "s3://bucket/run"))
+
+
+def test_the_setting_makes_the_transport_and_what_does_not_fit_is_named(monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    found = ObjectTransport(config("--weights.transport", "object", "--weights.objects", "s3://bucket/run/"))
+    assert found.store()._objects.url == "s3://bucket/run"
+    for options, message in (
+        (("--weights.transport", "object"), "needs weights.objects, like s3://bucket/prefix"),
+        (("--weights.objects", "s3://bucket"), "of no use without weights.transport = 'object'"),
+        (("--weights.transport", "object", "--weights.objects", "ftp://x/y"), "must look like s3://bucket/prefix"),
+        (("--weights.transport", "object", "--weights.objects", "s3://me:secret@b/x"), "must not hold a password"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config(*options)
