@@ -40,6 +40,7 @@ AGENTS = {
     "what a program says is lost after a limit": (EPISODES, "ending.stderr if failed is None else str(failed)", '""'),
     "a program's stderr is lost": (PROGRAMS, "Ending(_last_line(written), errors)", "Ending(_last_line(written))"),
     "ignored fields are not counted": (TURNS, "self.ignored_fields += len(request.ignored)", "pass"),
+    "other ends of turns are not known": (TURNS, "*(token for token in ends if token != tokenizer.eos_token)", ""),
     "thoughts are shown as text, too": (TURNS, "parsed.text, calls, thoughts", "said, calls, thoughts"),
     "results of other tools count": (TURNS, "return not names or call.name in names", "return True"),
     "every turn counts": (TURNS, "(number == row.number and not request.tools):", "True:"),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
+from cusearch_async.models import generation_config
 from cusearch_async.rollout.prompting import Arguments, encode, is_chat
 
 Tools = Sequence[Mapping[str, Any]]
@@ -162,6 +163,13 @@ class Conversation:
             )
         except Exception as error:  # a template may raise anything
             raise EpisodeFailed(f"the chat template cannot be used for this: {first_line(error)}") from error
+
+
+def further_ends(tokenizer: Any) -> tuple[str, ...]:
+    """Tokens that end a turn besides the end of text, by the model's generation_config.json. Raises: ConfigError."""
+    ids = generation_config(tokenizer.name_or_path).eos_token_id
+    tokens = (tokenizer.decode([token]) for token in (ids if isinstance(ids, list) else []))
+    return tuple(token for token in tokens if token != tokenizer.eos_token)
 
 
 def end_of_turn(tokenizer: Any, arguments: Arguments) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from cusearch_async.agents.api import MODEL
-from cusearch_async.agents.conversation import end_of_turn
+from cusearch_async.agents.conversation import end_of_turn, further_ends
 from cusearch_async.agents.gateway import Gateway, Session
 from cusearch_async.agents.parsing import parser_of
 from cusearch_async.agents.remote import Remote
@@ -46,7 +46,8 @@ class AgentRunner(EpisodeRunner):
         self._gateway = Gateway(settings, next(iter(addresses), ""), self._remote)
         parsers = {label: parser_of(label, own, tokenizer, template_arguments) for label, own in agents.items()}
         end = end_of_turn(tokenizer, template_arguments) if agents else ""
-        self.chat = ChatPolicy(policy, tokenizer, settings, seed, template_arguments, parsers, end)
+        further = further_ends(tokenizer) if agents else ()
+        self.chat = ChatPolicy(policy, tokenizer, settings, seed, template_arguments, parsers, end, further)
 
     async def run(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None

@@ -37,6 +37,8 @@ class ChatPolicy:
     """Label of an environment -> how tool calls are written in it."""
     end: str
     """The template's `end_of_turn`."""
+    further_ends: tuple[str, ...]
+    """Other tokens at which the model ends its turns."""
     told: set[str] = field(default_factory=set)
 
     def conversation(self) -> Conversation:
@@ -132,7 +134,8 @@ class Turns:
         episode.seed = draw_number(Stream.TURN, self._chat.seed, episode.ticket, episode.rollout, number)
         seed = episode.seed if self._temperature > 0 else None
         end = row.conversation.end or tokenizer.eos_token
-        stops = request.stops if end == tokenizer.eos_token else (*request.stops, end)
+        ends = dict.fromkeys((end, *self._chat.further_ends))
+        stops = (*request.stops, *(token for token in ends if token != tokenizer.eos_token))
         prompt = row.tape.token_ids + given
         try:
             turn = await self._chat.policy.generate(prompt, request.max_tokens, self._temperature, seed, stops)
@@ -142,9 +145,9 @@ class Turns:
             raise
         text = tokenizer.decode(turn.token_ids, skip_special_tokens=False)
         stopped = next((stop for stop in request.stops if stop in text), None)
-        is_whole = text.endswith(end)
-        is_cut = turn.is_cut and not is_whole and stopped is None
-        said = text.removesuffix(end)
+        ended = next((token for token in ends if text.endswith(token)), "")
+        is_cut = turn.is_cut and not ended and stopped is None
+        said = text.removesuffix(ended) if ended in tokenizer.all_special_tokens else text
         parsed = self._parsed(said.partition(stopped)[0] if stopped else said, request.tools)
         calls = tuple(ToolCall(f"call_{number}_{i}", *call) for i, call in enumerate(parsed.calls))
         self._take(row, request, given)
@@ -153,7 +156,7 @@ class Turns:
         self.finished += 1
         self._uncounted[number] = ({call.id for call in calls if self._counts(call)}, len(turn.token_ids))
         message = Message("assistant", parsed.text, calls, thoughts=parsed.thoughts)
-        row.conversation.add(request.messages, request.tools, message, is_open=not is_whole)
+        row.conversation.add(request.messages, request.tools, message, is_open=ended != end)
         reason = "tool_calls" if calls else "length" if is_cut else "stop"
         return TurnReply(number, message, reason, len(prompt), len(turn.token_ids))
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from cusearch_async.agents import episode as agent_episode
+from cusearch_async.agents.conversation import further_ends
 from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.agents.parsing import Parsed
 from cusearch_async.config import EnvironmentConfig, EpisodeConfig
 from cusearch_async.errors import ConfigError, EngineDied, EpisodeFailed, RetrievalUnavailable, SearchRefused
 from cusearch_async.types import Question
-from tests.agents.templates import PLAIN, TEMPLATES, chat_tokenizer
+from tests.agents.templates import PLAIN, TEMPLATES, chat_starter, chat_tokenizer
 from tests.fakes import FakeSearch, ScriptedPolicy
 
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -238,6 +241,30 @@ async def test_thoughts_that_a_parser_takes_out_are_not_the_programs_and_are_tra
     (row,) = trajectory.rows
     end = scene.tokenizer.eos_token
     assert scene.tokenizer.decode(row.token_ids[row.sampled]) == "".join(turn + end for turn in turns)
+
+
+async def test_a_turn_ends_where_the_models_generation_config_says(monkeypatch, tmp_path):
+    starter = chat_starter(tmp_path / "model")
+    assert further_ends(AutoTokenizer.from_pretrained(starter)) == ("</search>", "</answer>")
+    assert further_ends(chat_tokenizer()) == ()
+    monkeypatch.setattr(agent_episode, "further_ends", lambda tokenizer: ("</search>", "</answer>"))
+    scene = Scene([])
+    texts = ["<think>a</think><search>Pinsk</search>", "5" + scene.tokenizer.eos_token]
+    scene.policy = ScriptedPolicy(scene.tokenizer, texts)
+    monkeypatch.setattr(
+        scene.runner, "chat", replace(scene.runner.chat, policy=scene.policy, parsers={"a": reads_searches})
+    )
+    trajectory = await scene.run()
+    assert [request.stops for request in scene.policy.requests] == [("</search>", "</answer>")] * 2
+    assert (trajectory.depth, trajectory.cut_turns, trajectory.prediction) == (1, 0, "5")
+    (row,) = trajectory.rows
+    assert scene.tokenizer.decode(row.token_ids[row.sampled]) == "".join(texts)
+
+
+def reads_searches(text, tools):
+    if match := re.search("<search>(.*)</search>", text):
+        return Parsed("", [("search", json.dumps({"query": match[1]}))])
+    return Parsed(text)
 
 
 async def test_greedy_episodes_have_no_seed_and_others_one_of_each_turn():
