@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.config import Config
 from cusearch_async.data.files import Row, locate, read_rows
 from cusearch_async.data.rows import Origin, origin_of, parse_row
 from cusearch_async.environments import AgentEnvironment, Environment
 from cusearch_async.environments.search import TAGS
 from cusearch_async.errors import ConfigError, EpisodeFailed
-from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.prompting import build_prompt, encode
 from cusearch_async.rollout.turn import Turn
 from cusearch_async.training.recorder import read_record, recorded
@@ -62,17 +63,17 @@ def read_demonstrations(sources: Sources, tokenizer: Any, config: Config) -> Rea
 
     Raises: ConfigError for a source that cannot be read, and when no demonstration is left."""
     read = Read([], [])
-    rollout = _Rollout(tokenizer, config)
     seen = set()
-    for make in _makers(sources, rollout):
-        try:
-            found = make()
-        except (ConfigError, EpisodeFailed) as error:
-            read.problems.append(str(error))
-            continue
-        if found.token_ids.tobytes() not in seen:
-            seen.add(found.token_ids.tobytes())
-            read.trajectories.append(found)
+    with closing(_Rollout(tokenizer, config)) as rollout:
+        for make in _makers(sources, rollout):
+            try:
+                found = make()
+            except (ConfigError, EpisodeFailed) as error:
+                read.problems.append(str(error))
+                continue
+            if found.token_ids.tobytes() not in seen:
+                seen.add(found.token_ids.tobytes())
+                read.trajectories.append(found)
     if not read.trajectories:
         first = f": {read.problems[0]}" if read.problems else f", or none has a reward of {sources.min_reward:g}"
         raise ConfigError(f"{OPTION}: none of {len(read.problems)} demonstrations can be used{first}")
@@ -99,8 +100,14 @@ class _Rollout:
         self._tokenizer, self._config = tokenizer, config
         self._policy, self._search = _WrittenPolicy(tokenizer), _WrittenSearch()
         self._environments = config.environments(self._search)
+        here = {label: one for label, one in self._environments.items() if not getattr(one.settings, "remote", "")}
         chat, seed = config.model.template_arguments, config.run.seed
-        self._runner = EpisodeRunner(self._policy, self._environments, tokenizer, config.episode, seed, chat)
+        self._runner = AgentRunner(self._policy, here, tokenizer, config.episode, seed, chat)
+        self._loop = asyncio.Runner()
+        """One for all: clients of agents keep their connections."""
+
+    def close(self) -> None:
+        self._loop.close()
 
     @property
     def most_tokens(self) -> int:
@@ -116,19 +123,21 @@ class _Rollout:
     def of_written(self, row: Row, question: Question) -> Trajectory:
         turns = _texts(row, "turns")
         label = row.values.get("environment", self._config.evaluated_in)
-        if isinstance(self._environment(row.where, label), AgentEnvironment):
+        environment = self._environment(row.where, label)
+        if getattr(environment.settings, "remote", ""):
             raise ConfigError(
-                f"{row.where}: an agent writes its own messages, so 'turns' do not make its episode; export one of its "
-                "trajectories (`cusearch buffer export`), or take recorded ones (--from RUN)"
+                f"{row.where}: the agents of environment.{label} run elsewhere; export one of their trajectories "
+                "(`cusearch buffer export`), or take recorded ones (--from RUN)"
             )
         self._policy.begin(turns)
         self._search.begin(_documents(row))
         try:
-            found = asyncio.run(self._runner.run(replace(question, environment=label), 0, 0, _WORKER, temperature=0.0))
+            episode = self._runner.run(replace(question, environment=label), 0, 0, _WORKER, temperature=0.0)
+            found = self._loop.run(episode)
         except EpisodeFailed as error:
             raise EpisodeFailed(f"{row.where}: {error}") from error
         problem = self._policy.problem() or self._search.problem()
-        if problem is None and found.prediction is None:
+        if problem is None and found.prediction is None and found.reward <= 0:  # an agent may return a reward alone
             problem = f"it gives no answer; its last turn is {turns[-1]!r:.200}"
         if problem is not None:
             raise ConfigError(f"{row.where}: {problem}")
@@ -216,7 +225,8 @@ class _WrittenPolicy:
         if self._tokenizer.decode(ids, skip_special_tokens=False) != text:
             raise EpisodeFailed(f"turn {self._written} is another text after tokenising: {text!r:.200}")
         if end is None:
-            ids = [*ids, self._tokenizer.eos_token_id]
+            special = (stop for stop in stops if stop in self._tokenizer.all_special_tokens)
+            ids = [*ids, *encode(self._tokenizer, next(special, self._tokenizer.eos_token))]
         if len(ids) > max_tokens:
             raise EpisodeFailed(
                 f"turn {self._written} has {len(ids)} tokens, more than episode.max_turn_tokens ({max_tokens})"

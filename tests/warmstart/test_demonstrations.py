@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from cusearch_async.agents import episode as agent_episode
+from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.cli.buffer import as_json
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
@@ -23,6 +25,8 @@ from cusearch_async.training.recorder import Record
 from cusearch_async.transport.codec import encode
 from cusearch_async.types import Question
 from cusearch_async.warmstart.demonstrations import Sources, read_demonstrations
+from tests.agents.templates import chat_tokenizer
+from tests.agents.test_episodes import calling, hermes
 
 GOOD: dict[str, Any] = {
     "question": "What is the currency of the country of Pinsk?",
@@ -79,6 +83,56 @@ def test_a_demonstration_has_the_tokens_and_the_mask_of_the_same_rollout(tmp_pat
     assert found.sampled.tolist() == rollout.sampled.tolist()
     assert (found.depth, found.em, found.reward, found.turns) == (2, 1.0, 1.0, 3)
     assert not found.logprobs.any(), "nobody has sampled it"
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setattr(agent_episode, "parser_of", lambda *_: hermes)
+    return of_agent("--environment.search.agent", "tests.agents.programs:with_tools")
+
+
+def of_agent(*options: str) -> Config:
+    return load_config(Path("atlas"), ["--environment.search.name", "agent", *options])
+
+
+OF_AGENT = GOOD | {"turns": [calling("country of Pinsk"), calling("currency of Belarus"), "Ruble"]}
+
+
+def test_an_agent_runs_with_the_written_turns_and_documents(tmp_path, agent):
+    """Its program writes the messages; the turns are in the form in which the model writes tool calls."""
+    chat = chat_tokenizer()
+    with_ends = {"turns": [turn + chat.eos_token for turn in OF_AGENT["turns"]], "documents": OF_AGENT["documents"]}
+    found = read_demonstrations(written(tmp_path, OF_AGENT, OF_AGENT | {"question": "Pinsk?"}), chat, agent)
+    assert found.problems == []
+    scripted = Scripted(chat, with_ends)
+    runner = AgentRunner(scripted, agent.environments(scripted), chat, agent.episode, 0)
+    question = Question(id="q", text=GOOD["question"], answers=("Ruble",), category="c")
+    rollout = asyncio.run(runner.run(question, 0, 0, "w"))
+    assert found.trajectories[0].token_ids.tolist() == rollout.token_ids.tolist()
+    assert found.trajectories[0].sampled.tolist() == rollout.sampled.tolist()
+    assert (rollout.depth, rollout.prediction) == (2, "Ruble")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"turns": OF_AGENT["turns"][:2]}, "it has 2 turns, and the episode has not ended with the last of them"),
+        ({"turns": [*OF_AGENT["turns"], "More."]}, "the episode ended with turn 3 of 4"),
+        ({"documents": [["a"]]}, "'documents' has 1 lists, one for each search, and none for 'currency of Belarus'"),
+    ],
+)
+def test_what_an_agent_could_not_have_made_is_left_out_with_its_row(tmp_path, agent, change, problem):
+    read = read_demonstrations(written(tmp_path, OF_AGENT, OF_AGENT | change), chat_tokenizer(), agent)
+    assert len(read.trajectories) == 1
+    (said,) = read.problems
+    assert problem in said
+    assert "line 2" in said
+
+
+def test_agents_elsewhere_cannot_be_asked(tmp_path):
+    elsewhere = of_agent("--environment.search.remote", "http://127.0.0.1:9000")
+    with pytest.raises(ConfigError, match=r"the agents of environment.search run elsewhere; export one of their"):
+        read_demonstrations(written(tmp_path, OF_AGENT), chat_tokenizer(), elsewhere)
 
 
 def test_what_the_environment_wrote_is_masked(tmp_path, tokenizer, config):
