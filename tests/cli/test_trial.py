@@ -96,6 +96,19 @@ def test_a_shipped_config_passes(atlas_config):
     assert tried["method.name"] == ("ok", "sdga_phase selects 96 of 192 made-up trajectories")
 
 
+SHORT = ("--environment.mine.template", "atlas")
+
+
+def test_of_several_environments_each_has_its_share_of_the_tickets(atlas_config):
+    """A second label over a config that has one makes two, not another one."""
+    tried = found(atlas_config, "--environment.mine.name", f"{HERE}:Loops", "--environment.mine.share", "3", *SHORT)
+    assert (
+        tried["environment.search"][1]
+        == "a made-up episode with the right answer has reward 0.8; 1 of 4 tickets are its"
+    )
+    assert tried["environment.mine"][1].endswith("has reward 5; 3 of 4 tickets are its")
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "what", "said"),
     [

@@ -77,14 +77,16 @@ def trial(config: Config, tokenizer: Any) -> Iterator[Finding]:
     """A finding for each environment, and one for the method. An episode whose question is not here is left out:
     another finding names that."""
     episodes = []
-    for label in config.environment:
+    every = sum(settings.share for settings in config.environment.values())
+    for label, settings in config.environment.items():
+        share = f"; {settings.share:g} of {every:g} tickets are its" if len(config.environment) > 1 else ""
         try:
             question = first_question(config, label)
         except ConfigError:
             continue
         what = f"environment.{label}"
-        if getattr(config.environment[label], "remote", ""):
-            yield Finding("ok", what, "no made-up episode: its agents run elsewhere")
+        if getattr(settings, "remote", ""):
+            yield Finding("ok", what, f"no made-up episode: its agents run elsewhere{share}")
             continue
         try:
             one = _episode(config, tokenizer, replace(question, environment=label))
@@ -93,7 +95,8 @@ def trial(config: Config, tokenizer: Any) -> Iterator[Finding]:
             status: Status = "not reachable" if _is_of_a_service(error) else "error"
             yield Finding(status, what, f"a made-up episode failed: {_said(error)}")
         else:
-            yield Finding("ok", what, f"a made-up episode with the right answer has reward {episodes[-1].reward:g}")
+            reward = f"{episodes[-1].reward:g}"
+            yield Finding("ok", what, f"a made-up episode with the right answer has reward {reward}{share}")
     if episodes:
         yield _method(config, episodes)
 
