@@ -43,6 +43,8 @@ def parser_of(label: str, settings: AgentSettings, tokenizer: Any, arguments: Ar
         raise ConfigError(f"{names}: vLLM's parsers are not for this model: {why}") from error
 
     def parse(written: str, tools: Tools) -> Parsed:
+        if not (tools or of_thoughts):
+            return Parsed(written)
         request = ChatCompletionRequest(messages=[], tools=list(tools) or None)
         parser = kind(tokenizer, request.tools, **template)
         thoughts, text, calls = parser.parse(written, request, enable_auto_tools=True)
