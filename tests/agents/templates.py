@@ -32,7 +32,14 @@ CALLS_ALONE = (
     "{% endif %}END\n{% endfor %}" + _ASKS
 )
 """As Mistral's: the text beside tool calls is not shown."""
-TEMPLATES = {"plain": PLAIN, "forgets thoughts": FORGETS_THOUGHTS, "calls alone": CALLS_ALONE}
+OWN_SYSTEM_PROMPT = "{% if messages[0].role != 'system' %}system: Be helpful.END\n{% endif %}" + PLAIN
+"""As Qwen2.5's."""
+TEMPLATES = {
+    "plain": PLAIN,
+    "forgets thoughts": FORGETS_THOUGHTS,
+    "calls alone": CALLS_ALONE,
+    "system prompt": OWN_SYSTEM_PROMPT,
+}
 
 
 def chat_tokenizer(template: str = PLAIN) -> Any:

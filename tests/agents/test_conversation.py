@@ -56,7 +56,8 @@ def test_each_request_appends_just_what_is_new(name, first, rounds, how):
     conversation = Conversation(tokenizer, {}, END)
     messages, given_ids = tuple(first), conversation.following(first, TOOLS)
     asks = "assistant: "
-    expected = "Tools: search" + "".join(map(literally, first)) + asks
+    own = literally(Message("system", "Be helpful.")) if name == "system prompt" else ""
+    expected = own + "Tools: search" + "".join(map(literally, first)) + asks
     assert tokenizer.decode(given_ids) == expected
     for turn, is_open, new in rounds:
         conversation.add(messages, TOOLS, turn, is_open)
