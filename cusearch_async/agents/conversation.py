@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
-from cusearch_async.models import generation_config
 from cusearch_async.rollout.prompting import Arguments, encode, is_chat
 
 Tools = Sequence[Mapping[str, Any]]
@@ -167,6 +166,8 @@ class Conversation:
 
 def further_ends(tokenizer: Any) -> tuple[str, ...]:
     """Tokens that end a turn besides the end of text, by the model's generation_config.json. Raises: ConfigError."""
+    from cusearch_async.models import generation_config  # noqa: PLC0415  (transformers takes seconds to import)
+
     ids = generation_config(tokenizer.name_or_path).eos_token_id
     tokens = (tokenizer.decode([token]) for token in (ids if isinstance(ids, list) else []))
     return tuple(token for token in tokens if token != tokenizer.eos_token)
