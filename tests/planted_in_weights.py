@@ -30,8 +30,8 @@ WEIGHTS = {
     "the last piece of an object is left out": (OBJECTS, "while waiting:", "while len(waiting) > 1:"),
     "old versions stay in the object store": (
         OBJECTS,
-        "self._remove_old_objects(epoch)\n        return name",
-        "return name",
+        "self._remove_old_objects(manifest.epoch)",
+        "pass",
     ),
     "a later learner's objects are removed": (OBJECTS, "if order_of(name)[0] <= epoch}", "}"),
     "what this learner is writing is removed": (OBJECTS, "order_of(name)[0] < epoch:", "True:"),

@@ -148,7 +148,7 @@ class Config(Section):
             f"weights.url is {url}, which is of no use without weights.transport = 'http'",
         )
         _require(
-            (transport == "object") <= (self.weights.objects is not None),
+            transport != "object" or self.weights.objects is not None,
             "weights.transport is 'object', which needs weights.objects, like s3://bucket/prefix",
         )
         _require(

@@ -52,11 +52,7 @@ FAMILIES = (
             Metric("by_depth/em", "share [S+1]", "exact matches among the pool's trajectories"),
             Metric("episode/rows", "rows", "mean over the pool; above 1 where agents change their history"),
             Metric("episode/turns", "turns", "mean over the pool"),
-            Metric(
-                "episode/ignored_fields",
-                "fields",
-                "of agents' requests: ignored; mean over the pool",
-            ),
+            Metric("episode/ignored_fields", "fields", "of agents' requests: ignored; mean over the pool"),
             Metric("episode/cut_turns", "share", "of the turns: cut off at `episode.max_turn_tokens`"),
             Metric("episode/recall", "share", "of a question's evidence: shown to the policy; where evidence is known"),
             Metric(

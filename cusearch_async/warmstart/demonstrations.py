@@ -100,9 +100,11 @@ class _Rollout:
         self._tokenizer, self._config = tokenizer, config
         self._policy, self._search = _WrittenPolicy(tokenizer), _WrittenSearch()
         self._environments = config.environments(self._search)
-        here = {label: one for label, one in self._environments.items() if not getattr(one.settings, "remote", "")}
+        self._here = {
+            label: one for label, one in self._environments.items() if not getattr(one.settings, "remote", "")
+        }
         chat, seed = config.model.template_arguments, config.run.seed
-        self._runner = AgentRunner(self._policy, here, tokenizer, config.episode, seed, chat)
+        self._runner = AgentRunner(self._policy, self._here, tokenizer, config.episode, seed, chat)
         self._loop = asyncio.Runner()
         """One for all: clients of agents keep their connections."""
 
@@ -123,8 +125,8 @@ class _Rollout:
     def of_written(self, row: Row, question: Question) -> Trajectory:
         turns = _texts(row, "turns")
         label = row.values.get("environment", self._config.evaluated_in)
-        environment = self._environment(row.where, label)
-        if getattr(environment.settings, "remote", ""):
+        self._environment(row.where, label)
+        if label not in self._here:
             raise ConfigError(
                 f"{row.where}: the agents of environment.{label} run elsewhere; export one of their trajectories "
                 "(`cusearch buffer export`), or take recorded ones (--from RUN)"

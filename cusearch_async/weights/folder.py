@@ -92,7 +92,11 @@ class WeightStore:
             (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
         put_in_place(self.folder / name, durable=False)
         self._remove_old(epoch)
+        self._hand_on(name, manifest)
         return name
+
+    def _hand_on(self, name: str, manifest: Manifest) -> None:
+        """Put a version that is written where sources find it, if that is not here."""
 
     def verify(self, name: str) -> Manifest:
         """The manifest of a version, after all its tensors were checked against it.
@@ -185,5 +189,4 @@ def order_of(name: str) -> tuple[int, int, int]:
 
 def epoch_of(name: str) -> int:
     """Epoch of the learner that published the version of this name; 0 for a name that is not a version's."""
-    match = NAME.fullmatch(name)
-    return int(match[2]) if match else 0
+    return order_of(name)[0] if NAME.fullmatch(name) else 0

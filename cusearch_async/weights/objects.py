@@ -17,14 +17,12 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WeightsUnavailable, WriteFailed, first_line, packages_of
 from cusearch_async.files import write_failed
 from cusearch_async.weights.copies import Copies, keep
 from cusearch_async.weights.folder import NAME, WeightStore, order_of
-from cusearch_async.weights.interface import MANIFEST, Canary, Manifest
+from cusearch_async.weights.interface import MANIFEST, Manifest
 from cusearch_async.weights.tensor_file import ArrivingTensors
 
 PIECE_BYTES = 8 << 20
@@ -129,22 +127,11 @@ class ObjectStore(WeightStore):
         """Raises: WeightsUnavailable."""
         return max((super().highest_epoch(), *(order_of(name)[0] for name in self._objects.files())))
 
-    def publish(
-        self,
-        version: int,
-        epoch: int,
-        tensors: Mapping[str, torch.Tensor],
-        canary: Canary,
-        copied: Callable[[], None] = lambda: None,
-        adapter: Mapping[str, Any] | None = None,
-    ) -> str:
-        """As WeightStore, and also raises: WeightsUnavailable."""
-        name = super().publish(version, epoch, tensors, canary, copied, adapter)
+    def _hand_on(self, name: str, manifest: Manifest) -> None:
+        """Raises: WriteFailed; WeightsUnavailable."""
         directory = self.directory(name)
-        manifest = super().verify(name)
         self._objects.put(name, {file: directory / file for file in (manifest.file, MANIFEST)})
-        self._remove_old_objects(epoch)
-        return name
+        self._remove_old_objects(manifest.epoch)
 
     def verify(self, name: str) -> Manifest:
         if MANIFEST not in self._objects.files().get(name, ()):

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from tests.fakes import STARTER
 
+CHAT_STARTER = Path(__file__).parents[2] / "docs" / "examples" / "chat-starter"
 _TOOLS = "{% if tools %}Tools:{% for t in tools %} {{ t.function.name }}{% endfor %}\n{% endif %}"
 _CALLS = (
     "{% for c in m.tool_calls or [] %}<tool_call>{{ {'name': c.function.name, 'arguments': c.function.arguments} | "
@@ -51,4 +52,4 @@ def chat_tokenizer(template: str = PLAIN) -> Any:
 def chat_starter(folder: Path) -> Path:
     """The policy of the demo as docs/agents.md makes a chat model of it."""
     shutil.copytree(STARTER, folder)
-    return Path(shutil.copytree(Path("docs/examples/chat-starter").absolute(), folder, dirs_exist_ok=True))
+    return Path(shutil.copytree(CHAT_STARTER, folder, dirs_exist_ok=True))

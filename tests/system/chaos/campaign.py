@@ -20,6 +20,7 @@ import redis
 
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.transport.buffer import open_buffer
+from tests.agents.templates import CHAT_STARTER
 from tests.system.chaos import checker
 from tests.system.chaos.faults import KINDS, Kind
 from tests.system.chaos.scene import STUCK_S, Scene, Stuck, write_line
@@ -44,7 +45,7 @@ GAP_S = {"network": 0.1, "content": 0.1, "worker": 2.0, "servers": 2.0, "learner
 """Longest pause between two faults of a lane."""
 
 
-CHAT_TEMPLATE = Path(__file__).parents[3] / "docs" / "examples" / "chat-starter" / "chat_template.jinja"
+CHAT_TEMPLATE = CHAT_STARTER / "chat_template.jinja"
 
 
 @dataclass(frozen=True, slots=True)
