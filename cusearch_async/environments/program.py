@@ -42,8 +42,10 @@ async def run_program(command: Sequence[str], task: Task) -> Ending:
 
 
 def _environment(task: Task) -> dict[str, str]:
-    """Without our own variables, which hold passwords and tokens."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUSEARCH_")}
+    """Without our own variables, which hold passwords and tokens; a program in Python finds the modules beside it,
+    which processes of a run do not look for."""
+    ours = ("CUSEARCH_", "PYTHONSAFEPATH")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return inherited | {
         "OPENAI_BASE_URL": task.base_url,
         "OPENAI_API_KEY": task.api_key,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from pathlib import Path
 
@@ -61,6 +62,15 @@ async def test_so_is_how_it_fails_after_the_episodes_limit():
     trajectory = await episode(runner_of("insists", s_max=1))
     assert (trajectory.prediction, trajectory.turns) == (None, 2)
     assert "ended with status 1: urllib.error.HTTPError: HTTP Error 400" in trajectory.stderr
+
+
+async def test_a_program_finds_the_modules_beside_it(tmp_path, monkeypatch):
+    """Though processes of a run are started without the folder of their code in sys.path."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    shutil.copy(PROGRAM, tmp_path / "beside.py")
+    (tmp_path / "mine.py").write_text("import beside\n\nbeside.main()\n")
+    trajectory = await episode(runner_of("", command=(sys.executable, str(tmp_path / "mine.py"), "answers")))
+    assert trajectory.prediction == "5"
 
 
 async def test_a_program_that_writes_no_answer_gives_none():
