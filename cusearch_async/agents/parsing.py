@@ -28,11 +28,13 @@ def parser_of(label: str, settings: AgentSettings, tokenizer: Any, arguments: Ar
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: PLC0415  (seconds)
     from vllm.parser import ParserManager  # noqa: PLC0415
     from vllm.reasoning import ReasoningParserManager  # noqa: PLC0415
+    from vllm.tokenizers.hf import get_cached_tokenizer  # noqa: PLC0415
     from vllm.tool_parsers import ToolParserManager  # noqa: PLC0415
 
     key, called, of_thoughts = f"environment.{label}", settings.parser, settings.reasoning_parser
     _refuse_unknown(f"{key}.parser", called, ToolParserManager.list_registered())
     _refuse_unknown(f"{key}.reasoning_parser", of_thoughts, ["", *ReasoningParserManager.list_registered()])
+    tokenizer = get_cached_tokenizer(tokenizer)  # each turn has parsers of its own, and many read the whole vocabulary
     template: dict[str, Any] = {"chat_template_kwargs": arguments or {}}
     try:
         kind: Any = ParserManager.get_parser(called, of_thoughts, enable_auto_tools=True, tokenizer=tokenizer)

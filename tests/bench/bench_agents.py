@@ -58,7 +58,8 @@ def over_native_loop(model: Path, rounds: int = ROUNDS, in_flight: int = IN_FLIG
     }
     sides = {name: Side(sys.executable, "rollout_case.py", "worker", ROOT) for name in settings}
     program = [sys.executable, "-m", "docs.examples.remote", address, str(in_flight)]
-    with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL) as elsewhere:
+    env = os.environ | {"PYTHONPATH": str(ROOT)}  # PYTHONSAFEPATH may be set here
+    with subprocess.Popen(program, cwd=ROOT, env=env, stdout=subprocess.DEVNULL) as elsewhere:
         try:
             found = bench_rollout.measure(sides, rounds + 1, in_flight, settings_of=settings)
         finally:

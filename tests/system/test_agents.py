@@ -117,6 +117,17 @@ def test_vllms_parsers_read_the_policys_thoughts():
         assert parse("<think>cut", ()).text == "", name
 
 
+def test_a_turn_does_not_read_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch):
+    tokenizer, reads = chat_tokenizer(), []
+    tokenizer.add_tokens(["<think>", "</think>"])
+    get_vocab = type(tokenizer).get_vocab
+    monkeypatch.setattr(type(tokenizer), "get_vocab", lambda own: reads.append(own) or get_vocab(own))
+    parse = parser_of("x", AgentSettings(name="agent", reasoning_parser="qwen3"), tokenizer, None)
+    before = len(reads)
+    assert parse("<think>Hm.</think>5", TOOLS).thoughts == "Hm."
+    assert len(reads) == before
+
+
 def test_all_of_vllms_parsers_can_be_loaded():
     """Their imports are those of vLLM's server, of which the pinned lists have a part."""
     for manager, get in (
