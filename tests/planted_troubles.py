@@ -51,6 +51,7 @@ FAULTS: dict[str, Callable[[list[Row]], list[Row]]] = {
         row | {"reward/all": rows[0]["reward/all"] + 0.03 * row["step"], "reward/em": rows[0]["reward/em"]}
         for row in rows
     ],
+    "reward_ignores_answers": plant(lambda row, n: {"reward/right_minus_wrong": 0.05}),
     "nothing_to_learn": plant(lambda row, n: {"groups/zero_variance_share": 0.95}),
     "reward_falls": plant(lambda row, n: {"reward/all": row["reward/all"] - 0.05 * n}),
     "large_gradient": plant(lambda row, n: {"train/grad_norm": row["train/grad_norm"] * 2.0**n}),

@@ -87,7 +87,7 @@ def test_the_method_table_is_true(name):
 
 
 def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
-    pool = Pool(0, (make_trajectory(0, recall=0.5),))
+    pool = Pool(0, (make_trajectory(0, recall=0.5), make_trajectory(1, em=0.0)))
     names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1, 0), 1, 5).keys()
     report = UpdateReport(5, torch.device("cpu"))
     report.sums += 1  # a token of each depth

@@ -1,35 +1,13 @@
-"""Rules that tell a run in trouble from a healthy one, by the metrics of its steps.
-
-A rule looks at the steps so far, never at later ones. Thresholds are those of the 214 healthy runs of
-docs/replication: `tests/test_alarms.py` counts in how many of them any rule fires."""
+"""Rules that tell a run in trouble from a healthy one, by the metrics of its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
-
-from cusearch_async.alarms.history import (
-    FIRST,
-    LOOK_BACK,
-    RISE,
-    Fires,
-    History,
-    best,
-    first_steps,
-    in_a_row,
-    since,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    fires: Fires
-    """[steps]"""
-    evidence: Callable[[int], str]
-    """The figures of a step."""
+from cusearch_async.alarms import findings
+from cusearch_async.alarms.findings import Finding
+from cusearch_async.alarms.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,181 +23,6 @@ class Rule:
     find: Callable[[History], Finding]
 
 
-RECENT = 20
-"""Steps whose workers the present ones are compared with."""
-
-
-def later(fires: Fires) -> Fires:
-    """[steps] Not in the first steps, which are what the others are compared with."""
-    fires[:FIRST] = False
-    return fires
-
-
-def _stops_searching(h: History) -> Finding:
-    depth, none = h.average("depth/mean"), h.share_of_depth_0()
-    most = best(depth)
-    fires = ((depth < 0.6 * most) | in_a_row(none > 0.6, 3)) & (most > 0.2)
-    return Finding(
-        fires,
-        lambda n: (
-            f"{depth[n]:.2f} searches an episode, {depth[n] / max(most[n], 1e-9):.0%} of its best; "
-            f"{none[n]:.0%} without any"
-        ),
-    )
-
-
-def _searches_more_and_more(h: History) -> Finding:
-    depth = h.average("depth/mean")
-    earlier = depth - since(depth, LOOK_BACK)
-    fires = (depth > 1.75 * earlier) & ~h.rose() & (earlier > 0)
-    return Finding(fires, lambda n: f"{earlier[n]:.2f} → {depth[n]:.2f} searches an episode in {LOOK_BACK} steps")
-
-
-def _entropy_falls(h: History) -> Finding:
-    entropy = h.average("train/entropy")
-    start = first_steps(h.of("train/entropy"))
-    fires = later(entropy < 0.5 * start) & ~h.rose()
-    return Finding(fires, lambda n: f"{entropy[n]:.4f} nats, {entropy[n] / start:.0%} of the first steps'")
-
-
-def _entropy_rises(h: History) -> Finding:
-    entropy = h.average("train/entropy")
-    start = first_steps(h.of("train/entropy"))
-    return Finding(
-        later(entropy > 2 * start), lambda n: f"{entropy[n]:.4f} nats, {entropy[n] / start:.1f} times the first steps'"
-    )
-
-
-def _phase_trapped(h: History) -> Finding:
-    trapped = in_a_row(h.of("selection/phase_trapped") > 0, 5)
-    return Finding(trapped, lambda n: "one depth has filled the budget in five steps in a row")
-
-
-def _off_policy(h: History) -> Finding:
-    ess = h.of("off_policy/ess")
-    return Finding(ess < 0.95, lambda n: f"effective sample size {ess[n]:.3f} of 1")
-
-
-def _engine_differs(h: History) -> Finding:
-    mismatch = h.of("off_policy/mismatch_kl")
-    fires = (mismatch > h.limits.mismatch) & (h.of("staleness/max") == 0)
-    return Finding(fires, lambda n: f"{mismatch[n]:.1e} nats on fresh tokens, at most {h.limits.mismatch:.0e}")
-
-
-def _reward_without_answers(h: History) -> Finding:
-    reward, em = (h.average(name) for name in ("reward/all", "reward/em"))
-    rose, of_em = (values - values[:1] for values in (reward, em))
-    fires = (rose > 0.1 * h.scale_of_rewards()) & (of_em < RISE)
-    return Finding(fires, lambda n: f"reward {rose[n]:+.2f}, exact match {of_em[n]:+.2f} since the first step")
-
-
-def _nothing_to_learn(h: History) -> Finding:
-    equal = h.of("groups/zero_variance_share")
-    return Finding(in_a_row(equal > 0.9, 3), lambda n: f"{equal[n]:.0%} of the selected in groups of equal rewards")
-
-
-def _reward_falls(h: History) -> Finding:
-    reward = h.average("reward/all")
-    most = best(reward)
-    fires = in_a_row(reward < most - 0.1 * h.scale_of_rewards(), 3)
-    return Finding(fires, lambda n: f"mean reward {reward[n]:.2f}, was {most[n]:.2f}")
-
-
-def _large_gradient(h: History) -> Finding:
-    norm = h.of("train/grad_norm")
-    usual = np.full(len(norm), np.nan)
-    if len(norm) > LOOK_BACK:
-        usual[LOOK_BACK:] = np.median(sliding_window_view(norm[:-1], LOOK_BACK), axis=1)
-    fires = (norm > 2 * h.limits.grad_clip) | ((norm > 10 * usual) & (usual > 0))
-    return Finding(fires, lambda n: f"norm {norm[n]:.2f}, usually {usual[n]:.2f}, clipped at {h.limits.grad_clip:g}")
-
-
-def _drifts(h: History) -> Finding:
-    kl = h.of("train/kl_reference")
-    return Finding(kl > 0.2, lambda n: f"{kl[n]:.2f} nats from the reference")
-
-
-def _not_finite(h: History) -> Finding:
-    loss = h.of("train/loss")
-    return Finding(h.has("train/loss") & ~np.isfinite(loss), lambda n: f"train/loss is {loss[n]}")
-
-
-def _searches_fail(h: History) -> Finding:
-    failed, answered = h.of("rollout/search_failures"), h.of("rollout/searches")
-    share = failed / np.maximum(failed + answered, 1)
-    return Finding((share > 0.2) & (failed > 4), lambda n: f"{share[n]:.0%} of {failed[n] + answered[n]:.0f} attempts")
-
-
-def _episodes_fail(h: History) -> Finding:
-    lost = np.diff(h.of("buffer/incomplete_groups"), prepend=0.0)
-    fires = lost >= h.limits.questions / 2
-    return Finding(fires, lambda n: f"{lost[n]:.0f} groups incomplete since the last step, of {h.limits.questions}")
-
-
-def _wasted_turns(h: History) -> Finding:
-    depth, answered = h.of("depth/mean"), h.of("reward/answered")
-    wasted = h.of("episode/turns") - depth - answered
-    tells = (best(depth) > 0) & (best(answered) > 0)  # some environments count no turns, or name no answers
-    return Finding(
-        (wasted > 0.3) & tells, lambda n: f"{wasted[n]:.2f} turns an episode were neither a search nor an answer"
-    )
-
-
-def _turns_are_cut(h: History) -> Finding:
-    cut = h.of("episode/cut_turns")
-    return Finding(in_a_row(cut > 0.1, 3), lambda n: f"{cut[n]:.0%} of the turns")
-
-
-def _slow_worker(h: History) -> Finding:
-    slowest = h.of("rollout/slowest_share")
-    return Finding(
-        in_a_row(slowest < 0.2, 3),
-        lambda n: f"the slowest worker samples {slowest[n]:.1%} of the median's tokens a second",
-    )
-
-
-def _no_worker(h: History) -> Finding:
-    workers = h.of("rollout/workers")
-    padded = np.nan_to_num(np.concatenate([np.zeros(RECENT), workers]))
-    most = sliding_window_view(padded, RECENT + 1).max(axis=1) if len(workers) else workers
-    return Finding(in_a_row(workers < most / 2, 2), lambda n: f"{workers[n]:.0f} alive, there were {most[n]:.0f}")
-
-
-def _slow_publishing(h: History) -> Finding:
-    waits, step = h.of("time/publish_s"), h.of("time/step_s")
-    fires = in_a_row((waits > 0.3 * step) & (waits > 1), 3)
-    return Finding(
-        fires, lambda n: f"{waits[n]:.1f} s of a step's {step[n]:.1f} s are spent waiting for weights to be written"
-    )
-
-
-def _buffer_full(h: History) -> Finding:
-    held = h.of("buffer/bytes") / h.limits.buffer_bytes
-    return Finding(held > 0.9, lambda n: f"{held[n]:.0%} of redis.max_mib")
-
-
-def _redis_full(h: History) -> Finding:
-    held = h.of("buffer/server_share")
-    return Finding(held > 0.9, lambda n: f"{held[n]:.0%} of the server's maxmemory")
-
-
-def _machine_full(h: History) -> Finding:
-    free, memory = h.of("machine/disk_free_gib"), h.of("machine/memory_used_share")
-    fires = (free < 2) | in_a_row(memory > 0.95, 3)
-    return Finding(fires, lambda n: f"{free[n]:.1f} GiB of disk free, {memory[n]:.0%} of the memory used")
-
-
-def _finds_nothing(h: History) -> Finding:
-    recall, depth = h.of("episode/recall"), h.of("depth/mean")
-    fires = in_a_row((recall < 0.02) & (depth > 0.2), 3)
-    return Finding(fires, lambda n: f"{recall[n]:.1%} of the evidence shown in {depth[n]:.2f} searches an episode")
-
-
-def _lost(h: History) -> Finding:
-    lost = np.diff(h.of("buffer/lost") + h.of("buffer/quarantined"), prepend=0.0)
-    return Finding(lost > 0, lambda n: f"{lost[n]:.0f} since the last step")
-
-
 TRACE = "cusearch trace {run} --step {step}"
 RULES = (
     Rule(
@@ -229,7 +32,7 @@ RULES = (
         "The agent answers without searching: an answer at once earns too much, or a search fails to help.",
         "Lower what the format alone earns, or lr; look at what the retriever answers.",
         TRACE,
-        _stops_searching,
+        findings.stops_searching,
     ),
     Rule(
         "searches_more_and_more",
@@ -238,7 +41,7 @@ RULES = (
         "Searches are not paid for by answers: deep trajectories are favoured as such.",
         "Use method.phase_reserve or another method; lower episode.s_max.",
         TRACE,
-        _searches_more_and_more,
+        findings.searches_more_and_more,
     ),
     Rule(
         "entropy_falls",
@@ -247,7 +50,7 @@ RULES = (
         "The policy says the same whatever is asked; groups will soon be equal.",
         "Lower lr, raise episode.temperature or loss.entropy_coef.",
         TRACE,
-        _entropy_falls,
+        findings.entropy_falls,
     ),
     Rule(
         "entropy_rises",
@@ -256,7 +59,7 @@ RULES = (
         "The policy dissolves into noise: updates are too large, or an entropy bonus too high.",
         "Lower lr or loss.entropy_coef; resume from an earlier checkpoint.",
         TRACE,
-        _entropy_rises,
+        findings.entropy_rises,
     ),
     Rule(
         "phase_trapped",
@@ -265,7 +68,7 @@ RULES = (
         "One depth alone fills the budget: nothing deeper is trained on, and the phase cannot move.",
         "Set method.phase_reserve to 0.5.",
         "cusearch replay {run} --step {step} --method sdga_auto",
-        _phase_trapped,
+        findings.phase_trapped,
     ),
     Rule(
         "off_policy",
@@ -274,7 +77,7 @@ RULES = (
         "Trained tokens are of a policy too far from the present one.",
         "Lower pool.max_staleness or lr.",
         "cusearch runs plot {run}",
-        _off_policy,
+        findings.off_policy,
     ),
     Rule(
         "engine_differs",
@@ -283,7 +86,7 @@ RULES = (
         "Engine and learner compute different probabilities for the same weights.",
         "Compare model.dtype, rollout.vllm.quantization and the attention kernels.",
         "cusearch check {run}/config.toml",
-        _engine_differs,
+        findings.engine_differs,
     ),
     Rule(
         "reward_without_answers",
@@ -292,7 +95,16 @@ RULES = (
         "The policy learns what the reward pays beside right answers, such as the format.",
         "Lower environment.LABEL.format_weight, or correct your reward.",
         TRACE,
-        _reward_without_answers,
+        findings.reward_without_answers,
+    ),
+    Rule(
+        "reward_ignores_answers",
+        "reward/right_minus_wrong",
+        "exact matches earn less than 0.1 (where rewards exceed 1, of their size) more than others, in three steps",
+        "The reward does not depend on the answer: it pays the format, the length or the number of searches.",
+        "Correct environment.LABEL.reward; look at whether the golden answers are right.",
+        TRACE,
+        findings.reward_ignores_answers,
     ),
     Rule(
         "nothing_to_learn",
@@ -301,7 +113,7 @@ RULES = (
         "All rollouts of most questions are right, or all are wrong: no advantage, no gradient.",
         "Choose questions of another difficulty, raise pool.rollouts, or warm-start the model.",
         TRACE,
-        _nothing_to_learn,
+        findings.nothing_to_learn,
     ),
     Rule(
         "reward_falls",
@@ -310,7 +122,7 @@ RULES = (
         "Training makes the policy worse.",
         "Lower lr; resume from an earlier checkpoint.",
         TRACE,
-        _reward_falls,
+        findings.reward_falls,
     ),
     Rule(
         "large_gradient",
@@ -319,7 +131,7 @@ RULES = (
         "A few trajectories dominate the update, or lr is too high.",
         "Look at the step's advantages; lower lr.",
         TRACE,
-        _large_gradient,
+        findings.large_gradient,
     ),
     Rule(
         "drifts",
@@ -328,7 +140,7 @@ RULES = (
         "The policy has moved far from the model it began as.",
         "Raise loss.kl_coef, or lower lr.",
         "cusearch runs plot {run}",
-        _drifts,
+        findings.drifts,
     ),
     Rule(
         "not_finite",
@@ -337,7 +149,7 @@ RULES = (
         "The update has overflowed: the weights are of no use from here on.",
         "Resume from an earlier checkpoint with a lower lr.",
         TRACE,
-        _not_finite,
+        findings.not_finite,
     ),
     Rule(
         "searches_fail",
@@ -346,7 +158,7 @@ RULES = (
         "The retriever is overloaded, unreachable, or answers what cannot be read.",
         "Look at the retriever's log; lower retriever.concurrency.",
         "cusearch check {run}/config.toml",
-        _searches_fail,
+        findings.searches_fail,
     ),
     Rule(
         "episodes_fail",
@@ -355,7 +167,7 @@ RULES = (
         "Most episodes end in an error: environment, reward or retriever.",
         "Read the worker's log.",
         "cusearch buckets {run}/config.toml --ledger",
-        _episodes_fail,
+        findings.episodes_fail,
     ),
     Rule(
         "wasted_turns",
@@ -364,7 +176,7 @@ RULES = (
         "The policy does not keep the format.",
         "Warm-start the model, or show the format in the prompt template.",
         TRACE,
-        _wasted_turns,
+        findings.wasted_turns,
     ),
     Rule(
         "turns_are_cut",
@@ -373,7 +185,7 @@ RULES = (
         "Turns end before their tag, which makes their episodes invalid.",
         "Raise episode.max_turn_tokens.",
         TRACE,
-        _turns_are_cut,
+        findings.turns_are_cut,
     ),
     Rule(
         "workers_gone",
@@ -382,7 +194,7 @@ RULES = (
         "Rollout workers have ended or hang.",
         "Start them again; a worker that hangs is named by `buckets`.",
         "cusearch buckets {run}/config.toml --workers",
-        _no_worker,
+        findings.no_worker,
     ),
     Rule(
         "slow_worker",
@@ -391,7 +203,7 @@ RULES = (
         "One worker's machine is overloaded or throttled: pools in ticket order wait for its episodes.",
         "Look at its machine, or end it: its tickets go to others.",
         "cusearch buckets {run}/config.toml --workers",
-        _slow_worker,
+        findings.slow_worker,
     ),
     Rule(
         "slow_publishing",
@@ -400,7 +212,7 @@ RULES = (
         "Writing a version takes longer than a step: the disk is slow, or busy.",
         "Put weights.folder into /dev/shm, or raise learner.publish_every.",
         "cusearch check {run}/config.toml",
-        _slow_publishing,
+        findings.slow_publishing,
     ),
     Rule(
         "buffer_full",
@@ -409,7 +221,7 @@ RULES = (
         "Workers will soon wait for room.",
         "Raise redis.max_mib; look whether the learner runs.",
         "cusearch buckets {run}/config.toml --once",
-        _buffer_full,
+        findings.buffer_full,
     ),
     Rule(
         "redis_full",
@@ -418,7 +230,7 @@ RULES = (
         "Redis will soon refuse to store.",
         "Raise maxmemory above redis.max_mib, or lower that.",
         "cusearch buckets {run}/config.toml --once",
-        _redis_full,
+        findings.redis_full,
     ),
     Rule(
         "machine_full",
@@ -427,7 +239,7 @@ RULES = (
         "The next checkpoint may fail, or the kernel may end a process.",
         "Delete old checkpoints or records; lower learner.keep_checkpoints.",
         "cusearch check",
-        _machine_full,
+        findings.machine_full,
     ),
     Rule(
         "finds_nothing",
@@ -436,7 +248,7 @@ RULES = (
         "The retriever answers rubbish, or serves another corpus than the questions'.",
         "Look at what a search answers.",
         TRACE,
-        _finds_nothing,
+        findings.finds_nothing,
     ),
     Rule(
         "trajectories_lost",
@@ -445,6 +257,6 @@ RULES = (
         "Trajectories have disappeared from Redis, or could not be read.",
         "Look for eviction or other users of this Redis; `buffer quarantine` shows what was kept.",
         "cusearch buckets {run}/config.toml --ledger",
-        _lost,
+        findings.lost,
     ),
 )

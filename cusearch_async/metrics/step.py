@@ -42,6 +42,9 @@ def describe_step(
     of_some: Metrics = {"episode/recall": _mean(recall)} if recall else {}
     observed = [_observations(t) for t in everyone]
     repeated = sum(len(shown) - len(set(shown)) for shown in observed)
+    right, wrong = ([t.reward for t in everyone if (t.em == 1) == is_right] for is_right in (True, False))
+    if right and wrong:
+        of_some["reward/right_minus_wrong"] = _mean(right) - _mean(wrong)
     if selected:
         of_some["reward/trained"] = _mean(t.reward for t in selected)
         of_some["depth/mean_trained"] = _mean(t.depth for t in selected)

@@ -35,6 +35,7 @@ FAMILIES = (
         (
             Metric("reward/all", "reward", "mean over the pool"),
             Metric("reward/trained", "reward", "mean over the selected; minus `reward/all`: the selection's effect"),
+            Metric("reward/right_minus_wrong", "reward", "mean of exact matches minus that of the others, with both"),
             Metric("reward/em", "share", "exact matches in the pool"),
             Metric("reward/f1", "share", "mean F1 over the pool"),
             Metric("reward/format_valid", "share", "episodes in the right format"),

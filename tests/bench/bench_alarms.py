@@ -111,8 +111,8 @@ FAULTS = {
         ("--learner.lr", "5e-3"),
     ),
     "negative entropy bonus": Fault(("loss.entropy_coef",), ("--loss.entropy_coef", "-0.1")),
-    "reward of the format alone": Fault(("reward_without_answers", "nothing_to_learn"), reward("format_alone")),
-    "reward for not searching": Fault(("stops_searching",), reward("no_searching")),
+    "reward of the format alone": Fault(("reward_ignores_answers", "reward_without_answers"), reward("format_alone")),
+    "reward for not searching": Fault(("reward_ignores_answers", "stops_searching"), reward("no_searching")),
     "frozen worker": Fault(("worker_silent", "workers_gone"), TWO_WORKERS, lambda fleet: frozen(fleet, "rollout-1")),
     "weights that are ignored": Fault(
         ("published weights", "log-probabilities differ"), ("--weights.transport", f"{FAULTS_AT}:IgnoredWeights")

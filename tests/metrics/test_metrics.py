@@ -100,6 +100,17 @@ def test_environments_are_described_one_by_one_where_there_are_several():
     assert describe_environments(pool, [], ["a"]) == {}
 
 
+def test_what_right_answers_earn_more_is_told_where_there_are_right_and_wrong_ones():
+    right, wrong = make_trajectory(0, em=1.0, reward=0.75), make_trajectory(1, em=0.0, reward=0.5)
+    nothing = Advantages(np.zeros(0), 1, 0)
+
+    def of(*trajectories):
+        return describe_step(Pool(0, trajectories), [], nothing, budget=1, s_max=2)
+
+    assert of(right, wrong)["reward/right_minus_wrong"] == 0.25
+    assert "reward/right_minus_wrong" not in of(right).keys() | of(wrong).keys()
+
+
 def test_the_slowest_worker_is_measured_against_the_median_while_it_works():
     rates = WorkerRates()
     workers = {
