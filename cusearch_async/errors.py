@@ -104,6 +104,10 @@ class WriteFailed(CusearchError):
     """A file of the run cannot be written: disk full, read-only, or the folder is gone."""
 
 
+class ObjectsUnavailable(CusearchError):
+    """An object store cannot be read."""
+
+
 class WeightsError(CusearchError):
     """About a published weight version."""
 

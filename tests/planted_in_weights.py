@@ -5,6 +5,7 @@ from __future__ import annotations
 _TESTS = "test_differences.py"
 DIFFERENCE, DOWNLOADS = ("weights/difference.py", _TESTS), ("weights/downloads.py", "weights")
 COPIES, OBJECTS = ("weights/copies.py", "weights"), ("weights/objects.py", "weights/test_objects.py")
+PIECES = ("objects.py", "weights/test_objects.py")
 SERVED = ("weights/http.py", _TESTS)
 _FALLS_BACK = "except (WeightsUnavailable, BadTensorFile) as error:\n            log.info"
 
@@ -23,11 +24,11 @@ WEIGHTS = {
         "for name, of in files.items()), key",
     ),
     "pieces of an object come in another order": (
-        OBJECTS,
+        PIECES,
         "yield bytes(await waiting.popleft())\n                while",
         "yield bytes(await waiting.pop())\n                while",
     ),
-    "the last piece of an object is left out": (OBJECTS, "while waiting:", "while len(waiting) > 1:"),
+    "the last piece of an object is left out": (PIECES, "while waiting:", "while len(waiting) > 1:"),
     "old versions stay in the object store": (
         OBJECTS,
         "self._remove_old_objects(manifest.epoch)",
@@ -37,7 +38,7 @@ WEIGHTS = {
     "what this learner is writing is removed": (OBJECTS, "order_of(name)[0] < epoch:", "True:"),
     "the epochs in the object store are not known": (
         OBJECTS,
-        "*(order_of(name)[0] for name in self._objects.files())",
+        "*(order_of(name)[0] for name in versions_in(self._objects))",
         "*[0]",
     ),
     "versions to be scored are deleted": (

@@ -15,6 +15,7 @@ LAYERS = [
         "types",
         "errors",
         "files",
+        "objects",
         "streams",
         "surrogates",
         "folding",

@@ -15,6 +15,7 @@ from cusearch_async.config.section import (
     Location,
     Names,
     Numbers,
+    ObjectsUrl,
     Section,
     Shared,
     Sources,
@@ -97,7 +98,7 @@ class WeightsConfig(Section):
     CUSEARCH_WEIGHTS_TOKEN, or in the run folder's file weights-token."""
     upstream: Free[Annotated[str, service_url("http://10.0.0.5:29400", schemes=("http",))] | None] = None
     """Where `cusearch worker relay` gets the versions that it serves at weights.url: the learner, or another relay."""
-    objects: Free[Annotated[str, service_url("s3://bucket/prefix", schemes=("s3", "gs", "az"))] | None] = None
+    objects: Free[ObjectsUrl | None] = None
     """The object store of weights.transport `object`, for this run only, like s3://bucket/prefix; also gs:// and
     az://. Endpoint and secrets are those of the environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …"""
 

@@ -130,6 +130,9 @@ def service_url(
     return AfterValidator(checked)
 
 
+ObjectsUrl = Annotated[str, service_url("s3://bucket/prefix", schemes=("s3", "gs", "az"))]
+
+
 class Extensible(Section):
     """A section that names a method or an environment. Its own settings are in the same section as the shared ones."""
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from cusearch_async.config.engines import DeepSpeedConfig
-from cusearch_async.config.section import Free, Names, Numbers, Section, Shared
+from cusearch_async.config.section import Free, Names, Numbers, ObjectsUrl, Section, Shared
 from cusearch_async.types import Aggregation, Correction, Proximal, RatioLevel
 
 
@@ -127,6 +127,9 @@ class LearnerConfig(Section):
     """Learner steps between checkpoints; a killed run continues from the newest."""
     keep_checkpoints: Free[int] = Field(2, ge=1)
     """Checkpoints to keep, besides the best one of those that were scored (eval.in_order); older ones are deleted."""
+    checkpoint_objects: Free[ObjectsUrl | None] = None
+    """An object store that keeps the checkpoints, too, and what a learner on another machine needs to continue; for
+    this run only. May be weights.objects."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between published weight versions."""
     cores: Free[Numbers] = ()

@@ -19,6 +19,7 @@ from cusearch_async.processes.engines import ask_retriever
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.identity import Identity, identity_of
+from cusearch_async.training.checkpoint_objects import CheckpointObjects
 from cusearch_async.training.takeover import Leader
 from cusearch_async.transport.buffer import open_buffer
 
@@ -40,6 +41,9 @@ def _lead(config: Config, ranks: Ranks, tokenizer: Any, accept_changes: bool) ->
     if lock is not None:
         asyncio.run(lock.take())
     questions = load_run_questions(config)
+    objects = CheckpointObjects.of(config)
+    if objects is not None:
+        asyncio.run(objects.restore())
     for folder in config.folders:
         run_folder.mark(folder, config.run.name)
     own = identity_of(config, questions.all, tokenizer)

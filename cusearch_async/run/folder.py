@@ -26,11 +26,12 @@ from typing import BinaryIO
 import msgspec
 
 from cusearch_async.errors import ConfigError, RunInUse
-from cusearch_async.files import final_name, write_file
+from cusearch_async.files import final_name, write_failed, write_file
 
 log = logging.getLogger(__name__)
 
 MARKER = "run.json"
+STARTS = "starts"
 LEARNER = "learner.lock"
 TAKE_OVER = "takeover.lock"
 GPUS = "gpus.lock"
@@ -48,7 +49,7 @@ CHILDREN = (
     LEARNER,
     TAKE_OVER,
     GPUS,
-    "starts",
+    STARTS,
     "records",
     TRACES,
     "checkpoints",
@@ -116,6 +117,14 @@ def _make_marker(folder: Path, run: str) -> Marker:
     except OSError as error:
         raise ConfigError(f"run.folder {folder} cannot be written: {error.strerror}; choose another") from error
     return made
+
+
+def adopt(folder: Path, marker: Marker) -> None:
+    """Give a marked folder the marker of another, of the same run.name. Raises: WriteFailed."""
+    try:  # in place, as launch holds the file; it is as long as before
+        (folder / MARKER).write_bytes(msgspec.json.encode(marker))
+    except OSError as error:
+        raise write_failed(folder / MARKER, error) from error
 
 
 def read_marker(folder: Path) -> Marker | None:

@@ -27,6 +27,7 @@ from cusearch_async.config import Config, RedisConfig, Scope, load_config, save_
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import whole_or_absent, write_file
 from cusearch_async.run import provenance
+from cusearch_async.run.folder import STARTS
 from cusearch_async.run.identity import (
     DATA,
     MODEL,
@@ -90,7 +91,7 @@ class Stop(msgspec.Struct):
 def read_starts(run_folder: Path) -> list[Start]:
     """Oldest first; one that cannot be read is logged and left out."""
     found = []
-    for path in sorted((run_folder / "starts").glob("*.json")):
+    for path in sorted((run_folder / STARTS).glob("*.json")):
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=Start))
         except (OSError, msgspec.MsgspecError) as error:
@@ -101,7 +102,7 @@ def read_starts(run_folder: Path) -> list[Start]:
 def read_stop(run_folder: Path, epoch: int) -> Stop | None:
     """How the learner of an epoch ended; None while it runs, and for one that was killed."""
     try:
-        return msgspec.json.decode((run_folder / "starts" / f"{epoch:04d}{_STOPPED}").read_bytes(), type=Stop)
+        return msgspec.json.decode((run_folder / STARTS / f"{epoch:04d}{_STOPPED}").read_bytes(), type=Stop)
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -114,7 +115,7 @@ def epochs_and_steps(run_folder: Path) -> list[tuple[int, int]]:
 def record_start(config: Config, epoch: int, step: int, identity: Identity = NOBODY, nonce: str = "") -> None:
     """Keep this start, and make the newest one's settings the run's config.toml. Raises: ConfigError or WriteFailed."""
     started = start_now(config, epoch, step, identity.terms, nonce)
-    settings = config.folder / "starts" / f"{epoch:04d}.toml"
+    settings = config.folder / STARTS / f"{epoch:04d}.toml"
     with whole_or_absent(settings):
         save_config(config, settings)
         write_file(settings.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(started)))
@@ -173,7 +174,7 @@ def _made_with(start: Start) -> dict[str, str]:
 
 def record_stop(run_folder: Path, epoch: int, step: int | None, outcome: str) -> None:
     """Keep how the learner has ended; a failed write is only logged."""
-    path = run_folder / "starts" / f"{epoch:04d}{_STOPPED}"
+    path = run_folder / STARTS / f"{epoch:04d}{_STOPPED}"
     try:
         write_file(path, msgspec.json.format(msgspec.json.encode(Stop(_now(), step, outcome))))
     except OSError as error:
@@ -186,7 +187,7 @@ def _now() -> str:
 
 def _settings_kept(run_folder: Path) -> list[Path]:
     """Of all starts, oldest first."""
-    found = [path for path in (run_folder / "starts").glob("*.toml") if path.stem.isdigit()]
+    found = [path for path in (run_folder / STARTS).glob("*.toml") if path.stem.isdigit()]
     return sorted(found, key=lambda path: int(path.stem))
 
 

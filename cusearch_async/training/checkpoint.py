@@ -35,7 +35,7 @@ from cusearch_async.transport.interface import MethodState, RunState
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"step(\d+)-e(\d+)")
+NAME = re.compile(r"step(\d+)-e(\d+)")
 
 
 class FileRecord(msgspec.Struct):
@@ -124,7 +124,7 @@ class Checkpoints:
 
     def highest_epoch(self) -> int:
         """Of all learners that have started, or have left something here."""
-        left = (int(name[2]) for _, name in entries(self.folder, _NAME))
+        left = (int(name[2]) for _, name in entries(self.folder, NAME))
         return max((*left, *(epoch for epoch, _ in self._starts)), default=0)
 
     # --- to write -------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Checkpoints:
     def begin(self, epoch: int, step: int) -> None:
         """Write as the learner of `epoch`, which continues from `step`; clear what earlier ones left half done."""
         self._starts.append((epoch, step))
-        for path, name in entries(self.folder, _NAME):
+        for path, name in entries(self.folder, NAME):
             if is_half_done(path, STATE_FILE) and int(name[2]) < epoch:
                 log.info("%s was left unfinished by an earlier learner; it is deleted", path)
                 remove(path)
@@ -231,7 +231,7 @@ def _order(checkpoint: Checkpoint) -> tuple[int, int]:
 
 def _read(path: Path) -> Checkpoint:
     """Raises: OSError, or ValueError with the fault of its state."""
-    name = _NAME.fullmatch(path.name)
+    name = NAME.fullmatch(path.name)
     if name is None:
         raise ValueError("its name is not stepSTEP-eEPOCH")
     saved = msgspec.json.decode((path / STATE_FILE).read_bytes(), type=_Saved)

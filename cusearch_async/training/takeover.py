@@ -30,9 +30,9 @@ from cusearch_async.training.checkpoint import (
     Checkpoint,
     CheckpointState,
     check_same_run,
-    checkpoints_of,
     state_at,
 )
+from cusearch_async.training.checkpoint_objects import learner_checkpoints
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.loop import train
 from cusearch_async.training.selector import initial_method_state
@@ -77,7 +77,7 @@ class Leader:
     ) -> None:
         """`lock` is taken, if the run is colocated.
 
-        Raises: ConfigError, MissingExtra: of the transport of weights."""
+        Raises: ConfigError, MissingExtra: of the transport of weights, or of learner.checkpoint_objects."""
         self._open_buffer = open_buffer
         self._ranks = ranks
         self._questions = questions
@@ -85,7 +85,7 @@ class Leader:
         self._config = config
         self._accepts_changes = accept_changes
         self._lock = lock
-        self._checkpoints = checkpoints_of(config)
+        self._checkpoints = learner_checkpoints(config)
         self._transport = transport_of(config)
 
     def lead(self, make_learner: Callable[[Config, Ranks], Learner]) -> None:

@@ -331,6 +331,7 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
         "weights.objects",
     }
     unset |= {"loss.dual_clip", "loss.correction_high", "retriever.index", "retriever.rerank.model", "eval.limit"}
+    unset.add("learner.checkpoint_objects")
     unset |= {"retriever.zerosearch.steps", "environment.search.reward", "method.strata_weight"}  # another method's
     unset |= {
         f"environment.search.{key}"

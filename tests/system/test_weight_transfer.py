@@ -20,11 +20,11 @@ from cusearch_async.weights import downloads as client
 from cusearch_async.weights.downloads import Downloads
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.http import HttpTransport
-from cusearch_async.weights.objects import Objects
+from cusearch_async.weights.objects import open_objects, versions_in
 from tests.conftest import SLOW, free_port, wait_until
+from tests.object_stores import SERVER, s3, s3_environment  # noqa: F401  (a fixture)
 from tests.system.conftest import Run, finish
 from tests.system.test_engine import STOPS, logprobs_of, publish, small_model, wide_model, with_engine
-from tests.weights.test_objects import SERVER, s3, s3_environment  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.system
 
@@ -200,4 +200,4 @@ def test_a_run_through_an_object_store(run: Run, s3: str, tmp_path: Path, monkey
     status, output = finish(rollout, 120)
     assert status == 0, output
     assert list((tmp_path / "elsewhere" / "downloaded").glob("v*"))
-    assert len(Objects("s3://weights/of/it").files()) == 3
+    assert len(versions_in(open_objects("s3://weights/of/it"))) == 3

@@ -3,50 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import obstore
 import pytest
 
+from cusearch_async import objects as module
 from cusearch_async.config import Config, load_config, shipped_configs
 from cusearch_async.errors import ConfigError, MissingExtra, WeightsUnavailable, WriteFailed
-from cusearch_async.weights import objects as module
+from cusearch_async.objects import Objects
 from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS
-from cusearch_async.weights.objects import ObjectCopies, Objects, ObjectStore, ObjectTransport
-from tests.agents.test_sdks import PYTHON
-from tests.conftest import SLOW, free_port, wait_until
+from cusearch_async.weights.objects import ObjectCopies, ObjectStore, ObjectTransport, open_objects, versions_in
+from tests.object_stores import SERVER, s3, s3_environment, store_url  # noqa: F401  (fixtures)
 from tests.weights.test_http import ADAPTER, CANARY, same, tensors
-
-SERVER = PYTHON.with_name("moto_server")
-S3 = pytest.param(
-    "s3", marks=[pytest.mark.slow, pytest.mark.skipif(not SERVER.exists(), reason=f"{SERVER}: make setup-sdks")]
-)
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """The address of a server."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen([SERVER, "-H", "127.0.0.1", "-p", f"{port}"], stderr=subprocess.DEVNULL) as server:
-        try:
-            wait_until(lambda: answers(f"{url}/moto-api/"), 60 * SLOW)
-            yield url
-        finally:
-            server.kill()
 
 
 class Site:
@@ -57,42 +27,25 @@ class Site:
         self.store = self.learner("learner")
 
     def learner(self, host: str) -> ObjectStore:
-        return ObjectStore(self.folder / host / "weights", Objects(self.url))
+        return ObjectStore(self.folder / host / "weights", open_objects(self.url))
 
     def host(self, name: str = "worker") -> ObjectCopies:
-        return ObjectCopies(Objects(self.url), self.folder / name / "downloaded")
+        return ObjectCopies(open_objects(self.url), self.folder / name / "downloaded")
 
     def publish(self, version: int, epoch: int = 1) -> str:
         return self.store.publish(version, epoch, tensors(version), CANARY)
 
     def files(self) -> dict[str, set[str]]:
-        return self.host()._objects.files()
+        return versions_in(self.host()._objects)
 
     def write(self, name: str, file: str, content: bytes) -> None:
         objects = self.host()._objects
         objects._obstore.put(objects._store, f"{name}/{file}", content)
 
 
-@pytest.fixture(params=["file", S3])
-def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    if request.param == "file":
-        (tmp_path / "store").mkdir()
-        return Site(tmp_path, f"file://{tmp_path}/store")
-    endpoint, bucket = request.getfixturevalue("s3"), f"b-{os.urandom(6).hex()}"
-    for name, value in s3_environment(endpoint).items():
-        monkeypatch.setenv(name, value)
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")).close()
-    return Site(tmp_path, f"s3://{bucket}/of/a/run")
-
-
-def s3_environment(endpoint: str) -> dict[str, str]:
-    return {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "of-this-test",
-        "AWS_SECRET_ACCESS_KEY": "of-this-test",
-    }
+@pytest.fixture
+def site(tmp_path: Path, store_url: str) -> Site:  # noqa: F811
+    return Site(tmp_path, store_url)
 
 
 async def test_every_version_comes_bit_for_bit_with_its_manifest(site, monkeypatch):
@@ -139,7 +92,7 @@ def test_as_many_versions_stay_as_in_the_folder_and_no_later_learners_goes(site)
 
 
 def test_what_is_kept_for_the_evaluator_stays(site):
-    store = ObjectStore(site.folder / "weights", Objects(site.url), keeps=lambda version: version == 0)
+    store = ObjectStore(site.folder / "weights", open_objects(site.url), keeps=lambda version: version == 0)
     for version in range(5):
         store.publish(version, 1, tensors(version), CANARY)
     assert {name.split("-")[0] for name in site.files()} == {"v000000", "v000002", "v000003", "v000004"}
@@ -151,7 +104,9 @@ def test_a_manifest_comes_last_and_goes_first(site, monkeypatch):
     for name in ("put", "delete"):
         call = getattr(obstore, name)
         monkeypatch.setattr(
-            obstore, name, lambda *args, call=call, name=name: done.append((name, args[1])) or call(*args)
+            obstore,
+            name,
+            lambda *args, call=call, name=name, **more: done.append((name, args[1])) or call(*args, **more),
         )
     for version in range(4):
         site.publish(version)
@@ -163,9 +118,10 @@ def test_a_manifest_comes_last_and_goes_first(site, monkeypatch):
 async def test_a_version_without_its_manifest_is_none_and_the_next_learner_removes_it(site, monkeypatch):
     put = Objects.put
 
-    def cut(own, name, files):
-        put(own, name, {TENSORS: files[TENSORS]})
-        raise WriteFailed("the connection is cut")
+    def cut(own, path, file):
+        if path.endswith(MANIFEST):
+            raise WriteFailed("the connection is cut")
+        put(own, path, file)
 
     monkeypatch.setattr(Objects, "put", cut)
     with pytest.raises(WriteFailed):
@@ -209,7 +165,7 @@ async def test_names_that_point_elsewhere_are_refused(site):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SERVER.exists(), reason=f"{SERVER}: make setup-sdks")
-async def test_a_bucket_that_is_not_there_is_named(s3, tmp_path, monkeypatch):
+async def test_a_bucket_that_is_not_there_is_named(s3, tmp_path, monkeypatch):  # noqa: F811
     for name, value in s3_environment(s3).items():
         monkeypatch.setenv(name, value)
     site = Site(tmp_path, "s3://nowhere-at-all/x")

@@ -1,0 +1,193 @@
+"""learner.checkpoint_objects: the run's checkpoints in an object store, too, for a learner on another machine.
+
+    s3://bucket/prefix/checkpoints/step000010-e3/state.json     last, and removed first
+    s3://bucket/prefix/run.json, metrics.jsonl, eval.jsonl, starts/0003.json, …     as in the run's folder
+
+Names hold the learner's epoch, so a learner that has been replaced overwrites no checkpoint of a later one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from cusearch_async.config import Config
+from cusearch_async.errors import ConfigError
+from cusearch_async.files import put_in_place, write_failed, write_file, writing
+from cusearch_async.learner.interface import STATE_FILE, is_sealed
+from cusearch_async.lifecycle.progress import log_waiting
+from cusearch_async.objects import Objects
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.folder import MARKER, METRICS, SCORES, STARTS, Marker
+from cusearch_async.run.history import epochs_and_steps
+from cusearch_async.training.checkpoint import NAME, Checkpoints, checkpoints_of
+
+log = logging.getLogger(__name__)
+
+KEY = "learner.checkpoint_objects"
+CHECKPOINTS = "checkpoints"
+RESTORE_S = 3600.0
+"""For which another learner may be fetching into the same folder."""
+
+
+class CheckpointObjects:
+    """What a learner elsewhere needs of a run's folder."""
+
+    def __init__(self, objects: Objects, folder: Path, run: str) -> None:
+        self._objects = objects
+        self._folder = folder
+        self._run = run
+        self._sent: dict[str, int] = {}
+        """File of the history -> when it was changed, as it is in the store."""
+
+    @classmethod
+    def of(cls, config: Config) -> CheckpointObjects | None:
+        """None without one. Raises: ConfigError; MissingExtra."""
+        url = config.learner.checkpoint_objects
+        return cls(Objects(url, KEY), config.folder, config.run.name) if url else None
+
+    # --- to continue here -----------------------------------------------------------------------------
+
+    async def restore(self) -> None:
+        """Bring what the folder lacks: the marker, starts, later checkpoints, and the curves before them.
+
+        Raises: ConfigError where the store has another run than the folder; ObjectsUnavailable; WriteFailed."""
+        run_folder.mark(self._folder, self._run)
+        with run_folder.hold_for_take_over(self._folder, RESTORE_S):
+            paths = await asyncio.to_thread(self._objects.paths)
+            if MARKER in paths:
+                await self._adopt_marker()
+                await self._restore_history(paths)
+                for name, files in _checkpoints_in(paths).items():
+                    if STATE_FILE in files:
+                        await self._restore_checkpoint(name, files)
+
+    async def _adopt_marker(self) -> None:
+        """A folder that no learner has used becomes the run's."""
+        place = f"{KEY} {self._objects.url}"
+        try:
+            theirs = msgspec.json.decode(await self._read(MARKER), type=Marker)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{place}: {MARKER} cannot be read ({error})") from error
+        own = run_folder.read_marker(self._folder)
+        is_new = not (self._folder / STARTS).exists()
+        if theirs.run != self._run or (theirs != own and not is_new):
+            raise ConfigError(
+                f"{place} has the checkpoints of another run (run.name {theirs.run!r}, made {theirs.created}) than "
+                f"{self._folder}; choose another prefix, or delete what is there"
+            )
+        if theirs != own:
+            run_folder.adopt(self._folder, theirs)
+            log.info("%s continues the run of %s", self._folder, self._objects.url)
+
+    async def _restore_history(self, paths: Sequence[str]) -> None:
+        starts = [path for path in paths if PurePosixPath(path).parent == PurePosixPath(STARTS)]
+        missing = [path for path in starts if not (self._folder / path).exists()]
+        (self._folder / STARTS).mkdir(exist_ok=True)
+        for path in sorted(missing, key=lambda path: path.endswith(".json")):  # a start counts when all of it is here
+            await self._restore_file(path)
+        if any(path.endswith(".json") for path in missing):  # learners elsewhere have written more
+            for path in {METRICS, SCORES} & set(paths):
+                await self._restore_file(path)
+
+    async def _restore_checkpoint(self, name: str, files: Sequence[str]) -> None:
+        target = self._folder / CHECKPOINTS / name
+        if is_sealed(target):
+            return
+        with log_waiting(log, f"waiting for checkpoint {name} from {self._objects.url}"):
+            with writing(target) as unfinished:
+                for file in files:
+                    into = unfinished / file
+                    into.parent.mkdir(parents=True, exist_ok=True)
+                    await self._fetch(f"{CHECKPOINTS}/{name}/{file}", into)
+            put_in_place(target)
+
+    async def _restore_file(self, path: str) -> None:
+        target = self._folder / path
+        try:
+            write_file(target, await self._read(path))
+        except OSError as error:
+            raise write_failed(target, error) from error
+
+    async def _read(self, path: str) -> bytes:
+        async with aclosing(self._objects.pieces(path)) as pieces:
+            return b"".join([piece async for piece in pieces])
+
+    async def _fetch(self, path: str, target: Path) -> None:
+        async with aclosing(self._objects.pieces(path)) as pieces:
+            with target.open("wb") as into:
+                async for piece in pieces:
+                    await asyncio.to_thread(into.write, piece)
+
+    # --- to be continued elsewhere --------------------------------------------------------------------
+
+    def keep(self, checkpoint: Path) -> None:
+        """Put a checkpoint there, and the curves so far. Raises: WriteFailed."""
+        files = [path for path in checkpoint.rglob("*") if path.is_file()]
+        for file in sorted(files, key=lambda file: (file == checkpoint / STATE_FILE, file)):
+            self._objects.put(f"{CHECKPOINTS}/{checkpoint.name}/{file.relative_to(checkpoint)}", file)
+        self.keep_history()
+
+    def keep_history(self) -> None:
+        """Put there what has changed of it. Raises: WriteFailed."""
+        names = (MARKER, METRICS, SCORES, *(f"{STARTS}/{file.name}" for file in (self._folder / STARTS).glob("*.*")))
+        for name in names:
+            file = self._folder / name
+            changed = file.stat().st_mtime_ns if file.exists() else None
+            if changed is not None and self._sent.get(name) != changed:
+                self._objects.put(name, file)
+                self._sent[name] = changed
+
+    def remove_old(self, epoch: int) -> None:
+        """Those of learners up to `epoch` that the folder has no more, their states first. Raises: ObjectsUnavailable;
+        WriteFailed."""
+        for name, files in _checkpoints_in(self._objects.paths()).items():
+            if _epoch_of(name) <= epoch and not (self._folder / CHECKPOINTS / name).exists():
+                for file in sorted(files, key=lambda file: file != STATE_FILE):
+                    self._objects.remove(f"{CHECKPOINTS}/{name}/{file}")
+
+
+class ObjectCheckpoints(Checkpoints):
+    """Checkpoints in a folder, and in an object store."""
+
+    def __init__(self, config: Config, objects: CheckpointObjects) -> None:
+        super().__init__(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
+        self._objects = objects
+
+    def begin(self, epoch: int, step: int) -> None:
+        super().begin(epoch, step)
+        self._objects.keep_history()  # from now on later checkpoints of earlier learners do not count
+
+    def finish(self, step: int) -> None:
+        super().finish(step)
+        self._objects.keep(self._path(step))
+
+    def remove(self, superfluous: Sequence[Path]) -> None:
+        super().remove(superfluous)
+        self._objects.remove_old(self.epoch)
+
+
+def _checkpoints_in(paths: Sequence[str]) -> dict[str, list[str]]:
+    """Name -> the files of each checkpoint, whole or not."""
+    found = defaultdict(list)
+    for path in paths:
+        folder, *parts = PurePosixPath(path).parts
+        if folder == CHECKPOINTS and len(parts) > 1 and NAME.fullmatch(parts[0]) and ".." not in parts:
+            found[parts[0]].append("/".join(parts[1:]))
+    return found
+
+
+def _epoch_of(name: str) -> int:
+    return int(name.rpartition("-e")[2])
+
+
+def learner_checkpoints(config: Config) -> Checkpoints:
+    """The checkpoints of a learner. Raises: ConfigError; MissingExtra."""
+    objects = CheckpointObjects.of(config)
+    return ObjectCheckpoints(config, objects) if objects is not None else checkpoints_of(config)

@@ -1,0 +1,243 @@
+"""Checkpoints in an object store: a learner on another machine continues from them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import obstore
+import pytest
+
+from cusearch_async.config import Config
+from cusearch_async.errors import ConfigError, ObjectsUnavailable, WriteFailed
+from cusearch_async.files import append_row
+from cusearch_async.objects import Objects
+from cusearch_async.run.folder import mark, read_marker
+from cusearch_async.run.history import epochs_and_steps, record_start
+from cusearch_async.training import checkpoint_objects as module
+from cusearch_async.training.checkpoint_objects import CheckpointObjects, learner_checkpoints
+from cusearch_async.transport.interface import RunState
+from tests.object_stores import s3, store_url  # noqa: F401  (fixtures)
+from tests.training.test_checkpoint import UNKNOWN, names, save, write
+from tests.training.test_takeover import Scene
+
+OBJECTS = ("--learner.checkpoint_objects", "s3://bucket/run")
+STATE = "state.json"
+
+
+class Host:
+    """A machine with a learner of the run."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.folder = config, config.folder
+
+    def restore(self) -> None:
+        asyncio.run(CheckpointObjects.of(self.config).restore())
+
+    def start(self, epoch: int, step: int = 0):
+        """Its learner takes over, at `step`; its checkpoints."""
+        self.restore()
+        checkpoints = learner_checkpoints(self.config)
+        record_start(self.config, epoch, step)
+        checkpoints.begin(epoch, step)
+        return checkpoints
+
+    def newest(self, known: RunState = UNKNOWN) -> str | None:
+        found = learner_checkpoints(self.config).newest(known)
+        return found and found.path.name
+
+
+@pytest.fixture
+def objects(store_url, monkeypatch) -> Objects:  # noqa: F811
+    """The store at the place that the setting names."""
+    monkeypatch.setattr(module, "Objects", lambda url, key: Objects(store_url, key))
+    return Objects(store_url, "of the test")
+
+
+@pytest.fixture
+def host(objects, atlas_config, tmp_path):
+    return lambda name: Host(Scene(atlas_config, tmp_path / name, *OBJECTS).config)
+
+
+def checkpoints_in(objects: Objects) -> set[str]:
+    return {path.split("/")[1] for path in objects.paths() if path.startswith("checkpoints/")}
+
+
+def put(objects: Objects, path: str, content: bytes) -> None:
+    obstore.put(objects._store, path, content)
+
+
+def test_another_machine_finds_checkpoints_starts_and_curves(host, objects):
+    here, there = host("here"), host("there")
+    first = here.start(1)
+    for step in (1, 2):
+        append_row(here.folder / "metrics.jsonl", {"step": step - 1})
+        save(first, step)
+    there.restore()
+    assert there.newest() == "step000002-e1"
+    assert names(there.folder) == names(here.folder) == ["step000001-e1", "step000002-e1"]
+    assert (there.folder / "checkpoints/step000002-e1/deepspeed/weights").read_text() == "2"
+    assert read_marker(there.folder) == read_marker(here.folder), "the same run, for Redis, too"
+    assert epochs_and_steps(there.folder) == [(1, 0)]
+    assert (there.folder / "metrics.jsonl").read_bytes() == (here.folder / "metrics.jsonl").read_bytes()
+
+
+def test_the_first_machine_continues_where_the_second_ended(host, objects):
+    here, there = host("here"), host("there")
+    save(here.start(1), 2)
+    second = there.start(2, 2)
+    append_row(there.folder / "metrics.jsonl", {"step": 2})
+    save(second, 4)
+    here.restore()
+    assert here.newest() == "step000004-e2"
+    assert epochs_and_steps(here.folder) == [(1, 0), (2, 2)]
+    assert (here.folder / "metrics.jsonl").exists()
+
+
+def test_what_a_replaced_learner_wrote_later_does_not_count(host, objects):
+    here, there, third = host("here"), host("there"), host("third")
+    old = here.start(1)
+    save(old, 2)
+    new = there.start(2, 2)
+    save(old, 6)  # it does not know yet
+    third.restore()
+    assert third.newest() == "step000002-e1", "though the later learner has no checkpoint yet"
+    save(new, 4)
+    assert checkpoints_in(objects) == {"step000002-e1", "step000004-e2"}
+
+
+def test_as_many_stay_as_in_the_folder_and_none_of_a_later_learner_goes(host, objects):
+    old = host("here").start(1)
+    for step in (1, 2, 3):
+        save(old, step)
+    assert checkpoints_in(objects) == {"step000002-e1", "step000003-e1"}
+    save(host("there").start(2, 3), 9)
+    save(old, 4)
+    assert "step000009-e2" in checkpoints_in(objects)
+
+
+def test_a_state_comes_last_and_goes_first(host, objects, monkeypatch):
+    checkpoints, done = host("here").start(1), []
+    for name in ("put", "delete"):
+        call = getattr(obstore, name)
+        monkeypatch.setattr(
+            obstore,
+            name,
+            lambda *args, call=call, name=name, **more: done.append((name, args[1])) or call(*args, **more),
+        )
+    for step in (1, 2, 3):
+        save(checkpoints, step)
+    of_first = [(what, path.partition("-e1/")[2]) for what, path in done if "step000001" in path]
+    put_first, *_ = [number for number, (what, path) in enumerate(of_first) if path == STATE]
+    assert of_first[put_first] == ("put", STATE)
+    assert {path for what, path in of_first[:put_first]} == {"deepspeed/weights"}
+    assert of_first[put_first + 1] == ("delete", STATE)
+
+
+def test_a_checkpoint_that_was_cut_off_is_none_and_the_next_learner_removes_it(host, objects, monkeypatch):
+    here = host("here")
+    checkpoints, whole = here.start(1), Objects.put
+    save(checkpoints, 2)
+
+    def cut(own, path, file):
+        if path.endswith("step000004-e1/state.json"):
+            raise WriteFailed("the connection is cut")
+        whole(own, path, file)
+
+    monkeypatch.setattr(Objects, "put", cut)
+    write(checkpoints, 4)
+    with pytest.raises(WriteFailed):
+        checkpoints.finish(4)
+    monkeypatch.setattr(Objects, "put", whole)
+    there = host("there")
+    there.restore()
+    assert there.newest() == "step000002-e1"
+    save(there.start(2, 2), 4)
+    assert checkpoints_in(objects) == {"step000002-e1", "step000004-e2"}
+
+
+def test_a_damaged_checkpoint_is_skipped(host, objects):
+    checkpoints = host("here").start(1)
+    save(checkpoints, 2)
+    save(checkpoints, 4)
+    put(objects, "checkpoints/step000004-e1/deepspeed/weights", b"5")
+    there = host("there")
+    there.restore()
+    assert there.newest() == "step000002-e1"
+
+
+def test_a_restore_that_is_cut_off_leaves_no_half_checkpoint(host, objects, monkeypatch):
+    save(host("here").start(1), 2)
+    there, pieces = host("there"), Objects.pieces
+
+    async def cut(own, path):
+        if path.endswith("weights"):
+            raise ObjectsUnavailable("the connection is cut")
+        async for piece in pieces(own, path):
+            yield piece
+
+    monkeypatch.setattr(Objects, "pieces", cut)
+    with pytest.raises(ObjectsUnavailable, match="the connection is cut"):
+        there.restore()
+    monkeypatch.setattr(Objects, "pieces", pieces)
+    assert there.newest() is None
+    there.restore()
+    assert there.newest() == "step000002-e1"
+
+
+def test_a_place_with_another_run_is_refused(host, objects, atlas_config, tmp_path):
+    save(host("here").start(1), 2)
+    other = Host(Scene(atlas_config, tmp_path / "other", "--run.name", "other", *OBJECTS).config)
+    with pytest.raises(ConfigError, match=r"learner.checkpoint_objects .* has the checkpoints of another run"):
+        other.restore()
+    used = host("used")
+    mark(used.folder, "atlas")
+    record_start(used.config, 1, 0)
+    with pytest.raises(ConfigError, match=r"another run \(run.name 'atlas', made .*\) than .*used; choose another"):
+        used.restore()
+    put(objects, "run.json", b"{")
+    with pytest.raises(ConfigError, match=r"run.json cannot be read"):
+        host("new").restore()
+
+
+def test_names_that_point_elsewhere_are_left_alone(host, objects, tmp_path):
+    save(host("here").start(1), 2)
+    for path in ("checkpoints/x/state.json", "checkpoints/step000009-e1", "starts/deep/0009.json", "launch.toml"):
+        put(objects, path, b"{}")
+    there = host("there")
+    there.restore()
+    assert names(there.folder) == ["step000002-e1"]
+    assert not (there.folder / "starts" / "deep").exists()
+    assert not (there.folder / "launch.toml").exists()
+
+
+def test_an_empty_place_restores_nothing(host):
+    here = host("here")
+    here.restore()
+    assert here.newest() is None
+    assert {path.name for path in here.folder.iterdir()} <= {"run.json", "takeover.lock"}
+
+
+def test_a_learner_on_another_machine_continues_the_run(host, objects, atlas_config, tmp_path):
+    """The whole of a learner but its model: take-over, training, checkpoints."""
+    here = Scene(atlas_config, tmp_path / "here", *OBJECTS)
+    Host(here.config).restore()
+    here.lead()
+    there = Scene(atlas_config, tmp_path / "there", *OBJECTS, "--run.steps", "3")
+    there.run, there.buffer._run = here.run, here.run
+    Host(there.config).restore()
+    there.lead()
+    assert [event for event in there.events if event.startswith(("load", "update"))] == [
+        "load step000002-e1",
+        "update 2",
+    ]
+    assert epochs_and_steps(there.config.folder) == [(1, 0), (2, 2)]
+    assert checkpoints_in(objects) == {"step000002-e1", "step000003-e2"}
+
+
+def test_a_store_that_cannot_be_read_is_named(host, objects, monkeypatch):
+    def refuses(own):
+        raise ObjectsUnavailable(f"cannot list {own.url}: refused")
+
+    monkeypatch.setattr(Objects, "paths", refuses)
+    with pytest.raises(ObjectsUnavailable, match="refused"):
+        host("here").restore()
