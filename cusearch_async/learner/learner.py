@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -235,11 +236,13 @@ class DeepSpeedLearner:
                 update.set_reference(self._score(reference, update.plan.micro_batches))
         report = UpdateReport(self._config.episode.s_max, self._device)
         lr = learning_rate(self._config, step)
-        norms = []
+        norms, lent_s = [], 0.0
         for minibatch in update.plan.minibatches:
             self._accumulate(minibatch, update, report)
             self._refuse_faults(update)
+            before = time.monotonic()
             with self._lent:
+                lent_s += time.monotonic() - before
                 norms.append(self._engine.step(lr))
         report.sums = self._ranks.sum(report.sums.cpu())
         report.largest = self._ranks.max(report.largest.cpu())
@@ -249,6 +252,7 @@ class DeepSpeedLearner:
             **report.metrics(len(norms)),
             **({"train/grad_norm": float(np.mean(known))} if known else {}),
             "train/trajectories": float(len(selected)),
+            "train/lent_s": lent_s,
             "train/computed_share": computed / max(tokens, 1),
             "train/prefix_share": plan.prefix_share,
             "train/padding_share": (padded - computed) / max(padded, 1),

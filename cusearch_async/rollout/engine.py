@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import vllm
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
@@ -100,9 +101,9 @@ class Engine:
             with log_waiting(log, f"waiting for vLLM to load {model}"), engine_output.listening():
                 llm = AsyncLLM.from_engine_args(arguments)
         except (RuntimeError, ValueError, OSError) as error:
-            raise EngineDied(
-                f"vLLM cannot start with {model!r}: {engine_output.last_error() or first_line(error)}"
-            ) from error
+            of_settings = error.errors()[0]["msg"] if isinstance(error, ValidationError) else ""
+            why = engine_output.last_error() or of_settings or first_line(error)
+            raise EngineDied(f"vLLM cannot start with {model!r}: {why}") from error
         return cls(llm, tokenizer, engine_output, config.rollout.recompute_kv, lock)
 
     def _listen(self, llm: AsyncLLM) -> None:

@@ -117,13 +117,13 @@ FAULTS = {
     "weights that are ignored": Fault(
         ("published weights", "log-probabilities differ"), ("--weights.transport", f"{FAULTS_AT}:IgnoredWeights")
     ),
-    "full buffer": Fault(("buffer_full",), ("--redis.max_mib", "1")),
+    "full buffer": Fault(("buffer_full",), ("--redis.max_mib", "1", "--pool.max_staleness", "8")),
     "slow disk": Fault(("slow_publishing",), ("--weights.transport", f"{FAULTS_AT}:SlowDisk")),
     "evaluator killed": Fault(("evaluator_lags",), ("--eval.every", "1"), lambda fleet: killed(fleet, "evaluator")),
-    "reward that is no number": Fault(("episodes_fail",), reward("not_a_number")),
-    "judge is down": Fault(("episodes_fail",), reward("judge_is_down")),
+    "reward that is no number": Fault(("episodes_fail", "must give a finite number"), reward("not_a_number")),
+    "judge is down": Fault(("episodes_fail", "the judge does not answer"), reward("judge_is_down")),
     "engine at another precision": Fault(
-        ("engine_differs", "log-probabilities differ"), ("--rollout.vllm.quantization", "fp8")
+        ("engine_differs", "log-probabilities differ", "quantization"), ("--rollout.vllm.quantization", "fp8")
     ),
     "one worker 20 times slower": Fault(("slow_worker",), TWO_WORKERS, lambda fleet: slowed(fleet, "rollout-1")),
 }
