@@ -39,6 +39,10 @@ class TurnRequest:
     streams: bool
     ignored: tuple[str, ...] = ()
     """Fields that the request has, and that the run's config ignores."""
+    streams_usage: bool = False
+    """Chat Completions: whether the stream ends with the tokens' numbers."""
+    is_first: bool = False
+    """Whether the client says that it sends the request for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +130,15 @@ class Fields:
         return found
 
 
-def text_of(content: Any, field: str, kinds: Sequence[str] = ("text",)) -> str:
-    """The text in `content`, a text or parts of these `kinds`. Raises: Refused."""
+def text_of(content: Any, field: str, kinds: Sequence[str] = ("text",), between: str = "\n") -> str:
+    """The text in `content`, a text or parts of these `kinds`, each on a line as in vLLM's server. Raises: Refused."""
     parts = [{"type": kinds[0], "text": content}] if isinstance(content, str) else [] if content is None else content
     are_texts = isinstance(parts, list) and all(
         isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in parts
     )
     if not are_texts:
         raise Refused(f"{field} must be a text, or parts of the type {' or '.join(kinds)}", field)
-    text = "".join(part["text"] for part in parts)
+    text = between.join(part["text"] for part in parts)
     if any(0xD800 <= ord(character) < 0xE000 for character in text):
         raise Refused(f"{field} has an unpaired surrogate", field)
     return text

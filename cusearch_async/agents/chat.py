@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cusearch_async.agents.api import MODEL, Fields, Refused, TurnReply, TurnRequest, event, list_of, text_of
@@ -10,7 +11,7 @@ from cusearch_async.agents.conversation import Message, ToolCall, Tools
 from cusearch_async.config import EpisodeConfig
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-WITHOUT_EFFECT = ("model", "user", "metadata", "store", "stream_options", "service_tier", "prompt_cache_key")
+WITHOUT_EFFECT = ("model", "user", "metadata", "store", "service_tier", "prompt_cache_key")
 FIXED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "top_p": (1,),
@@ -29,10 +30,12 @@ THOUGHTS = ("reasoning", "reasoning_content")
 def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> TurnRequest:
     """Raises: Refused."""
     fields = Fields(body, WITHOUT_EFFECT, FIXED, ignores)
+    options = fields.take("stream_options")
     given, tools = list_of(fields.take("messages"), "messages"), fields.take("tools", [])
     messages = [_message(message, f"messages[{number}]") for number, message in enumerate(given)]
     usable = () if body.get("tool_choice") == "none" else _tools(tools)
-    return fields.request(messages, usable, settings, ("max_tokens", "max_completion_tokens"), "stop")
+    found = fields.request(messages, usable, settings, ("max_tokens", "max_completion_tokens"), "stop")
+    return replace(found, streams_usage=isinstance(options, dict) and options.get("include_usage") is True)
 
 
 def _tools(tools: Any) -> Tools:
@@ -59,7 +62,8 @@ def _message(message: Any, field: str) -> Message:
     identity = message.get("tool_call_id") or ""
     if not isinstance(identity, str):
         raise Refused(f"{field}.tool_call_id must be a text", f"{field}.tool_call_id")
-    return Message(role, text_of(message.get("content"), f"{field}.content"), found, identity)
+    text = text_of(message.get("content"), f"{field}.content", between="" if role == "assistant" else "\n")
+    return Message(role, text, found, identity)
 
 
 def answer(reply: TurnReply) -> dict[str, Any]:
@@ -68,18 +72,16 @@ def answer(reply: TurnReply) -> dict[str, Any]:
     return _frame(reply, "chat.completion") | {"choices": [choice], "usage": _usage(reply)}
 
 
-def events(reply: TurnReply) -> Iterator[bytes]:
+def events(reply: TurnReply, request: TurnRequest) -> Iterator[bytes]:
     """The same as server-sent events: the whole turn is one piece."""
     delta = _shown(reply.message)
     for number, call in enumerate(delta.get("tool_calls", ())):
         call["index"] = number
     frame = _frame(reply, "chat.completion.chunk")
-    for choices, more in (
-        ([{"index": 0, "delta": delta, "finish_reason": None}], {}),
-        ([{"index": 0, "delta": {}, "finish_reason": reply.finish_reason}], {}),
-        ([], {"usage": _usage(reply)}),
-    ):
-        yield event(frame | {"choices": choices} | more)
+    yield event(frame | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    yield event(frame | {"choices": [{"index": 0, "delta": {}, "finish_reason": reply.finish_reason}]})
+    if request.streams_usage:
+        yield event(frame | {"choices": [], "usage": _usage(reply)})
     yield b"data: [DONE]\n\n"
 
 

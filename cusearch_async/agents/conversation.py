@@ -107,8 +107,14 @@ class Conversation:
         self.messages, self._tools, self._is_open = (*messages, turn), tools, is_open
 
     def _frame(self) -> tuple[Message, Message]:
-        """A question, and the last turn with its text left out."""
-        return Message("user", "?"), replace(self.messages[-1], content=_MARK.format("-turn-"))
+        """A question, and the last turn with its text left out. Some templates know one call a turn (Llama 3)."""
+        question, turn = Message("user", "?"), replace(self.messages[-1], content=_MARK.format("-turn-"))
+        if len(turn.tool_calls) > 1:
+            try:
+                self._render([question.for_template(), turn.for_template()], self._tools, prompts=False)
+            except EpisodeFailed:
+                turn = replace(turn, tool_calls=turn.tool_calls[:1])
+        return question, turn
 
     def _after_the_turn(self, text: str) -> str:
         """What follows the turn of `_frame` in a rendered text: without its end, which the policy wrote."""
@@ -173,9 +179,15 @@ def further_ends(tokenizer: Any) -> tuple[str, ...]:
     return tuple(token for token in tokens if token != tokenizer.eos_token)
 
 
+def special_tokens(tokenizer: Any) -> frozenset[str]:
+    """All of them; `all_special_tokens` are those with a role."""
+    added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+    return frozenset((*added, *tokenizer.all_special_tokens))
+
+
 def end_of_turn(tokenizer: Any, arguments: Arguments) -> str:
-    """The special token that ends an assistant's turn in the chat template; empty where none does, and a turn ends with
-    a `stop` that the program asks for.
+    """The first special token after an assistant's turn in the chat template, whether or not a message follows; empty
+    where there is none, and a turn ends with a `stop` that the program asks for.
 
     Raises: ConfigError without a chat template."""
     name = getattr(tokenizer, "name_or_path", "the model")
@@ -184,9 +196,12 @@ def end_of_turn(tokenizer: Any, arguments: Arguments) -> str:
     mark = _MARK.format("")
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
     try:
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, **(arguments or {}))
+        last, followed = (
+            str(tokenizer.apply_chat_template([*messages, *more], tokenize=False, **(arguments or {})))
+            for more in ([], [{"role": "user", "content": "?"}])
+        )
     except Exception as error:  # a template may raise anything
         raise ConfigError(f"the chat template of {name!r} cannot be used: {first_line(error)}") from error
-    after = str(rendered).partition(mark)[2]
-    ends = {token: after.find(token) for token in tokenizer.all_special_tokens if token in after}
+    after, then = last.partition(mark)[2], followed.partition(mark)[2]
+    ends = {token: then.find(token) for token in special_tokens(tokenizer) if token in after and token in then}
     return str(min(ends, key=lambda token: ends[token], default=""))

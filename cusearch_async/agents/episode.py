@@ -10,16 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from cusearch_async.agents.api import MODEL
-from cusearch_async.agents.conversation import end_of_turn, further_ends
+from cusearch_async.agents.conversation import end_of_turn, further_ends, special_tokens
 from cusearch_async.agents.gateway import Gateway, Session
 from cusearch_async.agents.parsing import parser_of
 from cusearch_async.agents.remote import Remote
 from cusearch_async.agents.turns import ChatPolicy, Turns
 from cusearch_async.config import EpisodeConfig, agents_token
 from cusearch_async.environments import AgentEnvironment, Environment, Episode
-from cusearch_async.environments.agent import Agent
 from cusearch_async.environments.task import Ending, Task
-from cusearch_async.errors import EpisodeFailed, first_line
+from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
 from cusearch_async.rollout import prompting
 from cusearch_async.rollout.episode import EpisodeRunner, Policy
 from cusearch_async.types import Question, Trajectory
@@ -41,13 +40,21 @@ class AgentRunner(EpisodeRunner):
         agents have no token."""
         super().__init__(policy, environments, tokenizer, settings, seed, template_arguments)
         agents = {label: one.settings for label, one in environments.items() if isinstance(one, AgentEnvironment)}
-        addresses = [own.remote for own in agents.values() if own.remote]
+        addresses = {own.remote for own in agents.values() if own.remote}
+        if len(addresses) > 1:
+            raise ConfigError(f"environment.LABEL.remote must be the same for all, got {', '.join(sorted(addresses))}")
         self._remote = Remote(agents_token()) if addresses else None
         self._gateway = Gateway(settings, next(iter(addresses), ""), self._remote)
         parsers = {label: parser_of(label, own, tokenizer, template_arguments) for label, own in agents.items()}
         end = end_of_turn(tokenizer, template_arguments) if agents else ""
         further = further_ends(tokenizer) if agents else ()
-        self.chat = ChatPolicy(policy, tokenizer, settings, seed, template_arguments, parsers, end, further)
+        special = special_tokens(tokenizer) if agents else frozenset()
+        self.chat = ChatPolicy(policy, tokenizer, settings, seed, template_arguments, parsers, end, further, special)
+
+    def limit_of(self, question: Question) -> float | None:
+        """Agents' episodes keep their own: while none has taken it, an episode for programs elsewhere has none."""
+        is_agent = isinstance(self._environments[question.environment], AgentEnvironment)
+        return None if is_agent else super().limit_of(question)
 
     async def run(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
@@ -66,6 +73,7 @@ class AgentRunner(EpisodeRunner):
                 base_url=f"{url}/v1",
                 api_key=key,
                 model=MODEL,
+                environment=question.environment,
                 search=turns.search,
                 search_url=f"{url}/search",
             )
@@ -76,24 +84,29 @@ class AgentRunner(EpisodeRunner):
         if turns.finished == 0:
             raise EpisodeFailed(f"{environment.name} ended without asking the policy{session.refused}")
         episode.memory = ending.result
-        score = await environment.final_score(episode)
+        async with asyncio.timeout(self.settings.timeout_s):
+            score = await environment.final_score(episode)
         rows = [row.tape for row in turns.rows if row.tape.logprobs]
         found = self._trajectory(episode, rows, score, worker, started, turns.waited_s, turns.counted_tokens)
         return replace(found, stderr=ending.stderr, ignored_fields=turns.ignored_fields)
 
-    def _agent_of(self, environment: AgentEnvironment) -> Agent:
-        if environment.agent is not None:
-            return environment.agent
-        assert self._remote is not None
-        return self._remote.agent
-
     async def _ending(self, environment: AgentEnvironment, task: Task, session: Session, turns: Turns) -> Ending:
-        """What the agent returned. Without a result after a limit of the episode, whatever it does about that."""
-        limit_s, failed = self.settings.timeout_s, None
+        """What the agent returned. Without a result after a limit of the episode, whatever it does about that, and
+        where it fails after a mistake of the policy's."""
+        limit_s, failed, clock = self.settings.timeout_s, None, asyncio.timeout(None)
         returned: Ending | str | float | None = None
+
+        def begin() -> None:
+            clock.reschedule(asyncio.get_running_loop().time() + limit_s)
+
         try:
-            async with asyncio.timeout(limit_s):
-                returned = await self._agent_of(environment)(task)
+            async with clock:
+                if environment.agent is None:
+                    assert self._remote is not None
+                    returned = await self._remote.agent(task, begin)
+                else:
+                    begin()
+                    returned = await environment.agent(task)
         except TimeoutError as error:
             failed = EpisodeFailed(f"{environment.name} took longer than episode.timeout_s ({limit_s:g} s)")
             failed.__cause__ = error
@@ -104,7 +117,8 @@ class AgentRunner(EpisodeRunner):
         if turns.outage is not None:  # whatever the program made of it
             raise turns.outage
         ending = returned if isinstance(returned, Ending) else Ending(returned)
-        if turns.reached_limit:
+        is_the_policys = bool(turns.mistake) and not isinstance(failed and failed.__cause__, TimeoutError)
+        if turns.reached_limit or (failed is not None and is_the_policys):
             return Ending(None, ending.stderr if failed is None else str(failed))
         if failed is not None:
             raise failed

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,14 +22,15 @@ from aiohttp.typedefs import Handler
 
 from cusearch_async.agents import chat, messages, responses
 from cusearch_async.agents.api import MAX_BODY_BYTES, MODEL, Refused, TurnReply, TurnRequest, body_of
-from cusearch_async.agents.remote import Remote
+from cusearch_async.agents.remote import TASKS, Remote
 from cusearch_async.config import LOOPBACK, EpisodeConfig
 from cusearch_async.errors import ConfigError, CusearchError, RetrievalError
 from cusearch_async.http_server import has_token
 
-TASKS = "/tasks"
 PORTS = 64
 """Workers of one machine listen at ports that follow each other."""
+ATTEMPTS = "x-stainless-retry-count"
+"""The header in which OpenAI's and Anthropic's clients number the attempts of a request."""
 ANYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
 log = logging.getLogger(__name__)
@@ -181,12 +182,13 @@ class Gateway:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         api, session = _api_of(request), request[_SESSION]
         asked = api.read(await body_of(request), self._settings, session.ignores)
+        asked = replace(asked, is_first=request.headers.get(ATTEMPTS) == "0")
         reply = await session.answer(asked)
         if not asked.streams:
             return web.json_response(api.answer(reply))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        for event in api.events(reply):
+        for event in api.events(reply, asked):
             await response.write(event)
         return response
 

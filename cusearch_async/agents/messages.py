@@ -54,24 +54,25 @@ def _messages(message: Any, field: str) -> Iterator[Message]:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise Refused(f"{field}.content must be a text or a list of blocks", f"{field}.content")
-    text, calls = "", []
+    texts: list[str] = []
+    calls, between = [], "" if role == "assistant" else "\n"
     for number, block in enumerate(blocks):
         place, kind = f"{field}.content[{number}]", block.get("type")
         if kind == "tool_result" and role == "user":
-            if text:
-                yield Message(role, text)
-                text = ""
+            if texts:
+                yield Message(role, between.join(texts))
+                texts = []
             result = text_of(block.get("content"), f"{place}.content")
             yield Message("tool", result, tool_call_id=text_in(block, "tool_use_id", place))
         elif kind == "tool_use" and role == "assistant":
             arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
             calls.append(ToolCall(text_in(block, "id", place), text_in(block, "name", place), arguments))
         elif kind == "text":
-            text += text_of([block], place)
+            texts.append(text_of([block], place))
         else:
             raise Refused(f"{place}: blocks of the type {kind!r:.40} are not supported here", place)
-    if text or calls or not blocks:
-        yield Message(role, text, tuple(calls))
+    if texts or calls or not blocks:
+        yield Message(role, between.join(texts), tuple(calls))
 
 
 def answer(reply: TurnReply) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def answer(reply: TurnReply) -> dict[str, Any]:
     return _frame(reply, _blocks(reply.message), _STOP_REASONS[reply.finish_reason]) | {"usage": usage}
 
 
-def events(reply: TurnReply) -> Iterator[bytes]:
+def events(reply: TurnReply, request: TurnRequest) -> Iterator[bytes]:
     """The same as server-sent events: each block is one piece."""
 
     def named(kind: str, **data: Any) -> bytes:

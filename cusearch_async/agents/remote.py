@@ -1,13 +1,16 @@
 """Agents that run elsewhere: they ask for an episode, and end it with what they have found.
 
-POST /tasks                    an episode, with the token; 204 where none waits
+POST /tasks                    an episode, with the token; 204 where none waits; {"environment": …}: of that one
 POST /sessions/KEY/end         {"answer": …}, {"reward": …} or {"error": …}, with the key of its session
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +22,12 @@ from cusearch_async.environments.task import Task
 from cusearch_async.errors import EpisodeFailed
 from cusearch_async.http_server import has_token
 
+TASKS = "/tasks"
+TELL_S = 60.0
 POLL_S = 20.0
 """A question for an episode is answered after this time at the latest."""
+
+log = logging.getLogger(__name__)
 
 Result = str | float | None
 
@@ -29,6 +36,7 @@ Result = str | float | None
 class _Offer:
     task: Task
     result: asyncio.Future[Result]
+    taken: Callable[[], None]
 
 
 class Remote:
@@ -38,34 +46,50 @@ class Remote:
         self._offers: dict[str, _Offer] = {}
         """All that have not ended, by the key of their session."""
         self._news = asyncio.Event()
+        self._told_at = -TELL_S
 
-    async def agent(self, task: Task) -> Result:
-        """Offer the episode, and wait for what the program that takes it ends it with. Raises: EpisodeFailed."""
-        offer = _Offer(task, asyncio.get_running_loop().create_future())
+    async def agent(self, task: Task, taken: Callable[[], None]) -> Result:
+        """Offer the episode, and wait for what the program that takes it ends it with; `taken` is called when one does.
+        Raises: EpisodeFailed."""
+        offer = _Offer(task, asyncio.get_running_loop().create_future(), taken)
         self._offers[task.api_key] = offer
         self._waiting.append(offer)
         self._news.set()
         try:
-            return await offer.result
+            while not offer.result.done():
+                await asyncio.wait([offer.result], timeout=TELL_S)
+                self._tell_of(offer)
+            return offer.result.result()
         finally:
             del self._offers[task.api_key]
             with suppress(ValueError):
                 self._waiting.remove(offer)
 
+    def _tell_of(self, offer: _Offer) -> None:
+        now = time.monotonic()
+        if offer in self._waiting and now - self._told_at >= TELL_S:
+            self._told_at = now
+            log.warning("%d episodes wait for a program to ask for one (POST %s)", len(self._waiting), TASKS)
+
     async def take(self, request: web.Request) -> web.Response:
         if not has_token(request, self._token):
             raise Refused("the API key is not CUSEARCH_AGENTS_TOKEN", code="invalid_api_key", status=401)
+        body = await body_of(request) if request.can_read_body else {}
+        wanted = body.get("environment") if isinstance(body, dict) else None
         with suppress(TimeoutError):
             async with asyncio.timeout(POLL_S):
-                while not self._waiting:
+                while (offer := self._next(wanted)) is None:
                     self._news.clear()
                     await self._news.wait()
-                task = self._waiting.popleft().task
+                self._waiting.remove(offer)
+                offer.taken()
+                task = offer.task
                 here = f"http://{request.host}/sessions/{task.api_key}"
                 return web.json_response(
                     {
                         "question": task.question,
                         "question_id": task.question_id,
+                        "environment": task.environment,
                         "base_url": f"{here}/v1",
                         "api_key": task.api_key,
                         "model": task.model,
@@ -74,6 +98,10 @@ class Remote:
                     }
                 )
         return web.Response(status=204)
+
+    def _next(self, environment: str | None) -> _Offer | None:
+        of_it = (offer for offer in self._waiting if environment in (None, offer.task.environment))
+        return next(of_it, None)
 
     async def end(self, request: web.Request) -> web.Response:
         body = await body_of(request)

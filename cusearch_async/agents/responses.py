@@ -55,7 +55,8 @@ def _add(messages: list[Message], item: Any, field: str) -> None:
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "message" and item.get("role") in ROLES:
         role = "system" if item["role"] == "developer" else item["role"]
-        messages.append(Message(role, text_of(item.get("content"), f"{field}.content", _TEXTS)))
+        between = "" if role == "assistant" else "\n"
+        messages.append(Message(role, text_of(item.get("content"), f"{field}.content", _TEXTS, between)))
     elif kind == "function_call":
         call = ToolCall(*(text_in(item, name, field) for name in ("call_id", "name", "arguments")))
         is_begun = bool(messages) and messages[-1].role == "assistant"
@@ -85,7 +86,7 @@ def answer(reply: TurnReply) -> dict[str, Any]:
     }
 
 
-def events(reply: TurnReply) -> Iterator[bytes]:
+def events(reply: TurnReply, request: TurnRequest) -> Iterator[bytes]:
     """The same as server-sent events: each item is one piece."""
     whole, number = answer(reply), 0
 

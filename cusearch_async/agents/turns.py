@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,9 @@ from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.rollout.episode import Policy, Tape
 from cusearch_async.rollout.prompting import Arguments
 from cusearch_async.streams import Stream, draw_number
+
+MOST_REPEATED = 100
+"""Times that a request is answered again."""
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,8 @@ class ChatPolicy:
     """The template's `end_of_turn`."""
     further_ends: tuple[str, ...]
     """Other tokens at which the model ends its turns."""
+    special: frozenset[str]
+    """The tokenizer's special tokens."""
     told: set[str] = field(default_factory=set)
 
     def conversation(self) -> Conversation:
@@ -60,6 +65,8 @@ class _Row:
     turn: asyncio.Future[TurnReply] | None = None
     number: int = -1
     """Of the newest turn in the episode."""
+    repeated: int = 0
+    """How often its newest request came again."""
 
     def is_answered(self, request: TurnRequest) -> bool:
         """Whether it is this row's newest request, sent again."""
@@ -87,6 +94,8 @@ class Turns:
         self.waited_s = 0.0
         self.ignored_fields = 0
         self.reached_limit = False
+        self.mistake = ""
+        """What the policy did wrong in the newest turn, in words."""
         self.outage: CusearchError | None = None
         """Why a turn or a search failed, if neither the program nor the policy is the reason."""
         self._has_ended = False
@@ -100,7 +109,7 @@ class Turns:
             raise Refused("this session has ended", code="session_ended", status=409)
         for name in request.ignored:
             self._chat.tell_once(f"{self._environment.name} gives {name}, which is ignored (environment.LABEL.ignores)")
-        row = next((row for row in self.rows if row.is_answered(request)), None) or self._row_for(request)
+        row = self._answered(request) or self._row_for(request)
         if row.turn is None:
             row.request, row.turn = request, asyncio.ensure_future(self._sample(row, request))
         try:
@@ -109,6 +118,15 @@ class Turns:
             if not self._has_ended:
                 raise
             raise Refused("this session has ended", code="session_ended", status=409) from None
+
+    def _answered(self, request: TurnRequest) -> _Row | None:
+        """The row whose newest request it is, sent again. Raises: Refused for one that does not stop."""
+        row = None if request.is_first else next((row for row in self.rows if row.is_answered(request)), None)
+        if row is not None:
+            row.repeated += 1
+            if row.repeated > MOST_REPEATED:
+                raise Refused(f"the same request came {row.repeated} times; its answer does not change", status=429)
+        return row
 
     def _row_for(self, request: TurnRequest) -> _Row:
         """The one with the longest history of those that the request continues, or a new one."""
@@ -121,7 +139,7 @@ class Turns:
                 self._chat.tell_once(f"a new row begins: {changed[id(at_rest[-1])]}")
             row = _Row(self._chat.conversation(), Tape([], [], segments=self._episode.segments))
             self.rows.append(row)
-        row.turn = None
+        row.turn, row.repeated = None, 0
         return row
 
     async def _sample(self, row: _Row, request: TurnRequest) -> TurnReply:
@@ -147,9 +165,10 @@ class Turns:
         stopped = next((stop for stop in request.stops if stop in text), None)
         ended = next((token for token in ends if text.endswith(token)), "")
         is_cut = turn.is_cut and not ended and stopped is None
-        said = text.removesuffix(ended) if ended in tokenizer.all_special_tokens else text
+        said = text.removesuffix(ended) if ended in self._chat.special else text
         parsed = self._parsed(said.partition(stopped)[0] if stopped else said, request.tools)
-        calls = tuple(ToolCall(f"call_{number}_{i}", *call) for i, call in enumerate(parsed.calls))
+        calls = tuple(ToolCall(f"call{number:03}{i:02}", *call) for i, call in enumerate(parsed.calls))
+        self.mistake = _mistake(calls, request.tools, is_cut)
         self._take(row, request, given)
         row.number = number
         row.tape.add_turn(turn, text, is_cut)
@@ -221,3 +240,23 @@ class Turns:
         for turn in turns:
             if not turn.cancelled():
                 turn.exception()  # it has been told to whoever asked
+
+
+def _mistake(calls: Sequence[ToolCall], tools: Tools, is_cut: bool) -> str:
+    """What a program may take for its own failure, in words."""
+    if is_cut and not calls:
+        return "its turn was cut off"
+    required = {tool["function"]["name"]: _required(tool) for tool in tools}
+    for call in calls:
+        if call.name not in required:
+            return f"it called {call.name!r:.100}, which is no tool of the request"
+        if not isinstance(call.parsed, dict) or not required[call.name] <= call.parsed.keys():
+            return f"it called {call.name} with {call.arguments!r:.100}"
+    return ""
+
+
+def _required(tool: Mapping[str, Any]) -> set[str]:
+    """The arguments that a tool needs, as far as that is said."""
+    parameters = tool["function"].get("parameters")
+    names = parameters.get("required") if isinstance(parameters, dict) else None
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()

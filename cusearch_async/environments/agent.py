@@ -27,6 +27,8 @@ class AgentSettings(EnvironmentSettings):
     command: tuple[str, ...] = ()
     """agent: instead, a program and its arguments, started for every episode. The last line that it writes is its
     answer."""
+    passes: tuple[str, ...] = ()
+    """agent: variables that `command` inherits though they look like secrets (…_TOKEN, …_API_KEY, AWS_…)"""
     remote: str = ""
     """agent: instead, the address at which programs that run elsewhere ask for episodes, like http://10.0.0.5:9000;
     workers of one machine take ports from there on."""
@@ -62,7 +64,7 @@ class AgentEnvironment(Environment):
         if remote:
             _check_address(remote)
         self.name = f"the agent {function or command[0]}" if not remote else f"an agent at {remote}"
-        self.agent: Agent | None = functools.partial(run_program, command) if command else None
+        self.agent: Agent | None = functools.partial(run_program, command, self.settings.passes) if command else None
         """None: programs elsewhere ask for their episodes."""
         if function:
             self.agent = load_function("environment.LABEL.agent", function)

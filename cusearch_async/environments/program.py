@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from asyncio.subprocess import DEVNULL, PIPE
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from cusearch_async.environments.task import Ending, Task
@@ -15,37 +15,53 @@ from cusearch_async.errors import EpisodeFailed
 
 KEPT_BYTES = 4096
 """Of the end of what a program writes."""
+LOOK_S = 1.0
+"""A program whose output stays open has ended for at most twice this time when that is seen: a process that it has
+started may hold it."""
+_OURS = re.compile(
+    r"CUSEARCH_|PYTHONSAFEPATH$|AWS_|AZURE_|GOOGLE_|HF_TOKEN|.*(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|CREDENTIALS?)$"
+)
+"""Variables that a program does not inherit: it may run what the policy writes."""
 
 
-async def run_program(command: Sequence[str], task: Task) -> Ending:
+async def run_program(command: Sequence[str], passes: Collection[str], task: Task) -> Ending:
     """The last line that the program writes (None when it writes none), and the end of its errors. It finds its task in
     its environment: OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, the first two for ANTHROPIC, too, CUSEARCH_QUESTION,
-    CUSEARCH_QUESTION_ID and CUSEARCH_SEARCH_URL.
+    CUSEARCH_QUESTION_ID and CUSEARCH_SEARCH_URL. Of variables that look like secrets it has those that are in `passes`.
 
     Raises: EpisodeFailed with the last line of its errors when its exit status is not 0, or it cannot be started."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=_environment(task), start_new_session=True
+            *command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=_environment(passes, task), start_new_session=True
         )
     except OSError as error:
         raise EpisodeFailed(f"{command[0]} cannot be started: {error.strerror}") from error
+    written, errors = _End(), _End()
+    reading = [asyncio.ensure_future(written.read(process.stdout)), asyncio.ensure_future(errors.read(process.stderr))]
     try:
-        written, errors = await asyncio.gather(_end_of(process.stdout), _end_of(process.stderr))
-        status = await process.wait()
+        while process.returncode is None:
+            if running := [one for one in reading if not one.done()]:
+                await asyncio.wait(running, timeout=LOOK_S)
+            else:
+                await process.wait()
     finally:  # also when the episode is cancelled, or takes too long
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    if status:
-        raise EpisodeFailed(f"{command[0]} ended with status {status}: {_last_line(errors) or 'it wrote no error'}")
-    return Ending(_last_line(written), errors)
+        while process.returncode is None:
+            await asyncio.sleep(0.01)
+        await asyncio.wait(reading, timeout=LOOK_S)
+        for one in reading:
+            one.cancel()
+        process._transport.close()  # type: ignore[attr-defined]
+    if process.returncode:
+        status = process.returncode
+        raise EpisodeFailed(f"{command[0]} ended with status {status}: {errors.last_line or 'it wrote no error'}")
+    return Ending(written.last_line, errors.text)
 
 
-def _environment(task: Task) -> dict[str, str]:
-    """Without our own variables, which hold passwords and tokens; a program in Python finds the modules beside it,
-    which processes of a run do not look for."""
-    ours = ("CUSEARCH_", "PYTHONSAFEPATH")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+def _environment(passes: Collection[str], task: Task) -> dict[str, str]:
+    """A program in Python finds the modules beside it, which processes of a run do not look for."""
+    inherited = {name: value for name, value in os.environ.items() if name in passes or not _OURS.match(name)}
     return inherited | {
         "OPENAI_BASE_URL": task.base_url,
         "OPENAI_API_KEY": task.api_key,
@@ -58,16 +74,21 @@ def _environment(task: Task) -> dict[str, str]:
     }
 
 
-async def _end_of(stream: asyncio.StreamReader | None) -> str:
-    """The last KEPT_BYTES of a stream, as text."""
-    pieces: deque[bytes] = deque(maxlen=2)
-    while stream is not None and (piece := await stream.read(KEPT_BYTES)):
-        pieces.append(piece)
-        while len(pieces) == 2 and len(pieces[0]) + len(pieces[1]) <= KEPT_BYTES:  # short pieces
-            pieces.append(pieces.popleft() + pieces.popleft())
-    return b"".join(pieces)[-KEPT_BYTES:].decode(errors="replace")
+class _End:
+    """The last KEPT_BYTES of a stream."""
 
+    def __init__(self) -> None:
+        self._kept = b""
 
-def _last_line(text: str) -> str | None:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else None
+    async def read(self, stream: asyncio.StreamReader | None) -> None:
+        while stream is not None and (piece := await stream.read(KEPT_BYTES)):
+            self._kept = (self._kept + piece)[-KEPT_BYTES:]
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")
+
+    @property
+    def last_line(self) -> str | None:
+        lines = [line.strip() for line in self.text.splitlines() if line.strip()]
+        return lines[-1] if lines else None

@@ -16,6 +16,8 @@ class Task:
     """Of Chat Completions and Responses, for this episode alone; without its /v1 that of Anthropic's Messages."""
     api_key: str
     model: str
+    environment: str = ""
+    """Its label in the config."""
     search: Callable[[str], Awaitable[list[str]]]
     """The run's retriever: contents of the documents that it finds, best first."""
     search_url: str

@@ -90,6 +90,10 @@ class EpisodeRunner:
             prompting.check_frames(environment, tokenizer, settings)
         self._generation_prompt = prompting.generation_prompt(tokenizer, template_arguments)
 
+    def limit_of(self, question: Question) -> float | None:
+        """Seconds after which the caller ends `run` for this question; None where it ends by itself."""
+        return self.settings.timeout_s
+
     async def run(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
     ) -> Trajectory:

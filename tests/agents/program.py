@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,8 @@ def main() -> None:
     if how == "hangs":
         Path(sys.argv[2]).write_text(str(os.getpid()))
         time.sleep(600)
+    if how.startswith("leaves"):
+        subprocess.Popen(["sleep", "30"], start_new_session=how == "leaves alone")
     if how == "fails":
         print("a traceback", file=sys.stderr)
         sys.exit("there is no key for that")

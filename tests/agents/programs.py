@@ -191,12 +191,45 @@ async def asks_two_at_once(task: Task) -> str:
 
 
 async def asks_twice(task: Task) -> str:
-    """Sends its request again, as if the connection had been lost."""
+    """Sends its request again, as clients do when a connection was lost."""
     messages: list = [{"role": "user", "content": task.question}]
     async with client_of(task) as client:
-        replies = [await client.chat.completions.create(model=task.model, messages=messages) for _ in range(3)]
+        ask = client.chat.completions.create
+        replies = [
+            await ask(model=task.model, messages=messages, extra_headers={"x-stainless-retry-count": str(attempt)})
+            for attempt in range(3)
+        ]
     assert len({reply.model_dump_json() for reply in replies}) == 1
     return replies[0].choices[0].message.content or ""
+
+
+async def samples_three(task: Task) -> str:
+    """Asks the same thing anew, for another sample, and takes the last."""
+    messages: list = [{"role": "user", "content": task.question}]
+    async with client_of(task) as client:
+        asking = (client.chat.completions.create(model=task.model, messages=messages) for _ in range(3))
+        replies = [await one for one in asking]
+    return replies[-1].choices[0].message.content or ""
+
+
+async def asks_for_ever(task: Task) -> str:
+    """The same, without a client that says how often."""
+    body = {"messages": [{"role": "user", "content": task.question}]}
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {task.api_key}"}) as session:
+        while True:
+            async with session.post(f"{task.base_url}/chat/completions", json=body) as response:
+                if response.status != 200:
+                    raise RuntimeError((await response.json())["error"]["message"])
+
+
+async def trusts_the_policy(task: Task) -> str:
+    """Fails where the policy calls what is no tool, or with other arguments, and where its turn is cut."""
+    messages: list = [{"role": "user", "content": task.question}]
+    async with client_of(task) as client:
+        reply = await client.chat.completions.create(model=task.model, messages=messages, tools=[SEARCH])
+        assert reply.choices[0].finish_reason != "length"
+        (call,) = reply.choices[0].message.tool_calls
+        return {"search": json.loads}[call.function.name](call.function.arguments)["query"]
 
 
 async def changes_temperature(task: Task) -> str:

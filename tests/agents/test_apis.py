@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cusearch_async.agents import chat, messages, responses
-from cusearch_async.agents.api import Refused, TurnReply
+from cusearch_async.agents.api import Refused, TurnReply, TurnRequest
 from cusearch_async.agents.conversation import Message, ToolCall
 from cusearch_async.agents.gateway import Gateway
 from cusearch_async.config import EpisodeConfig
 
 SETTINGS = EpisodeConfig()
+ASKED = TurnRequest((), (), 7, (), streams=True)
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
 WORDS = st.text("ab é\n{", min_size=1, max_size=6)
 CALLS = st.lists(st.dictionaries(st.just("query"), WORDS, min_size=1), max_size=2)
@@ -100,9 +101,30 @@ def test_one_conversation_is_one_request_in_every_api(turns):
 @pytest.mark.parametrize(("api", "times"), [(chat, 2), (messages, 0), (responses, 1)])
 def test_thoughts_are_apart_from_the_text_whole_and_in_a_stream(api, times):
     reply = turn(Message("assistant", "It is 5."))
-    whole, streamed = json.dumps(api.answer(reply)), b"".join(api.events(reply)).decode()
+    whole, streamed = json.dumps(api.answer(reply)), b"".join(api.events(reply, ASKED)).decode()
     assert (whole.count("Hm."), whole.count("It is 5.")) == (times, 1)
     assert ("Hm." in streamed) == bool(times)
+
+
+def test_parts_of_a_text_are_lines_as_in_vllms_server():
+    parts = [{"type": "text", "text": "Use tools."}, {"type": "text", "text": "Where?"}]
+    bodies = [
+        (chat, {"messages": [{"role": "user", "content": parts}]}),
+        (messages, from_user(*parts) | {"max_tokens": 7}),
+        (responses, {"input": [{"role": "user", "content": [part | {"type": "input_text"} for part in parts]}]}),
+    ]
+    assert [api.read(body, SETTINGS).messages for api, body in bodies] == [(Message("user", "Use tools.\nWhere?"),)] * 3
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": True}])
+def test_a_stream_ends_with_the_numbers_of_tokens_only_where_they_are_asked_for(options):
+    """Loops over a stream read choices[0] of every chunk."""
+    request = chat.read(HELLO | {"stream": True, "stream_options": options}, SETTINGS)
+    *events, _ = chat.events(turn(Message("assistant", "5")), request)
+    chunks = [json.loads(event.removeprefix(b"data: ")) for event in events]
+    with_usage = [chunk for chunk in chunks if "usage" in chunk]
+    assert [chunk["choices"] for chunk in with_usage] == ([[]] if options == {"include_usage": True} else [])
+    assert all(chunk["choices"] for chunk in chunks if chunk not in with_usage)
 
 
 HELLO = {"messages": [{"role": "user", "content": "Hello?"}]}
@@ -164,7 +186,7 @@ def test_a_stream_of_messages_says_what_the_answer_says(turns):
             continue
         reply = TurnReply(4, said, "tool_calls" if said.tool_calls else "stop", 3, 2)
         whole: dict = {}
-        for chunk in messages.events(reply):
+        for chunk in messages.events(reply, ASKED):
             kind, data = (line.partition(": ")[2] for line in chunk.decode().strip().split("\n"))
             event = json.loads(data)
             assert event["type"] == kind

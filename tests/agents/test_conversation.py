@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AddedToken
 
-from cusearch_async.agents.conversation import Conversation, Message, ToolCall
+from cusearch_async.agents.conversation import Conversation, Message, ToolCall, end_of_turn, special_tokens
 from cusearch_async.errors import EpisodeFailed
 from tests.agents.templates import CALLS_ALONE, FORGETS_THOUGHTS, PLAIN, TEMPLATES, chat_tokenizer
 
@@ -121,3 +122,32 @@ def test_the_templates_have_the_habits_that_are_tested():
         before = tokenizer.apply_chat_template([asked], tokenize=False, add_generation_prompt=True)
         again = tokenizer.apply_chat_template([asked, turn, more], tokenize=False)
         assert not again.startswith(before + "<think>x</think>So")
+
+
+def test_a_turn_may_end_with_a_special_token_without_a_role():
+    """As Gemma's <end_of_turn>; `all_special_tokens` has only those with a role."""
+    tokenizer = chat_tokenizer(
+        "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>assistant\n{% endif %}"
+    )
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in ("<start_of_turn>", "<end_of_turn>")])
+    assert "<end_of_turn>" not in tokenizer.all_special_tokens
+    assert end_of_turn(tokenizer, {}) == "<end_of_turn>"
+    assert "<end_of_turn>" in special_tokens(tokenizer)
+
+
+def test_what_a_template_writes_only_behind_the_last_turn_is_not_its_end():
+    """As Phi-4-mini's <|endoftext|>."""
+    tokenizer = chat_tokenizer(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% else %}END{% endif %}"
+    )
+    tokenizer.add_tokens([AddedToken("<|end|>", special=True)])
+    end = end_of_turn(tokenizer, {})
+    assert end == "<|end|>"
+    conversation = Conversation(tokenizer, {}, end)
+    asked = (Message("user", "Where?"),)
+    conversation.following(asked, ())
+    conversation.add(asked, (), Message("assistant", "There."), is_open=False)
+    given = conversation.following((*asked, Message("assistant", "There."), Message("user", "And?")), ())
+    assert tokenizer.decode(given) == "user: And?<|end|>assistant: "

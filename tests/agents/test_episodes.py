@@ -138,6 +138,58 @@ async def test_a_reward_of_the_agents_own():
     assert (trajectory.reward, trajectory.em, trajectory.prediction) == (0.25, 0, None)
 
 
+async def test_a_request_that_is_made_anew_gets_another_sample_up_to_the_limit_of_turns():
+    scene = Scene(["a", "b", "5"], "samples_three")
+    trajectory = await scene.run()
+    assert (trajectory.turns, len(trajectory.starts), trajectory.prediction) == (3, 3, "5")
+    trajectory = await Scene(["a", "b", "5"], "samples_three", s_max=1).run()
+    assert (trajectory.turns, trajectory.prediction) == (2, None)
+
+
+async def test_a_program_that_asks_the_same_for_ever_is_stopped():
+    with pytest.raises(EpisodeFailed, match=r"the same request came 101 times; its answer does not change"):
+        await Scene(["a"], "asks_for_ever").run()
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        ("It isCUT", "AssertionError"),
+        ('<tool_call>{"name": "look", "arguments": {"query": "x"}}</tool_call>', "KeyError: 'look'"),
+        ('<tool_call>{"name": "search", "arguments": {"q": "x"}}</tool_call>', "KeyError: 'query'"),
+        ('<tool_call>{"name": "search", "arguments": "x"}</tool_call>', "TypeError"),
+    ],
+)
+async def test_a_program_that_fails_at_the_policys_mistake_ends_the_episode_without_an_answer(turn, said):
+    """Else the policy's worst turns would be tried again, and never trained on."""
+    trajectory = await Scene([turn], "trusts_the_policy", max_turn_tokens=6 if "CUT" in turn else 200).run()
+    assert (trajectory.prediction, trajectory.reward, trajectory.turns) == (None, 0.0, 1)
+    assert said in trajectory.stderr
+
+
+async def test_a_program_that_fails_after_a_sound_turn_fails_its_episode():
+    with pytest.raises(EpisodeFailed, match="TypeError"):
+        await Scene(["5"], "trusts_the_policy").run()
+
+
+async def test_calls_have_ids_of_nine_letters_and_digits_as_mistrals_templates_want_them():
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+        "{{ raise_exception('id') }}{% endif %}{% endfor %}{% endfor %}" + PLAIN
+    )
+    assert (await Scene([calling("Pinsk", "Belarus"), "5"], template=template).run()).depth == 1
+
+
+async def test_a_template_that_shows_one_call_a_turn_takes_two():
+    """As Llama 3's."""
+    template = (
+        "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
+        "{{ raise_exception('one') }}{% endif %}{% endfor %}" + PLAIN
+    )
+    trajectory = await Scene([calling("Pinsk", "Belarus"), "5"], template=template).run()
+    assert (trajectory.depth, trajectory.turns, len(trajectory.starts)) == (1, 2, 1)
+
+
 async def test_a_special_token_in_a_result_stays_text():
     scene = Scene([calling("Pinsk"), "5"], found={"Pinsk": ["a <|endoftext|> b"]})
     trajectory = await scene.run()

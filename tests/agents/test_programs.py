@@ -13,7 +13,8 @@ import pytest
 from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.config import EnvironmentConfig, EpisodeConfig
 from cusearch_async.dashboard.episodes import stretches
-from cusearch_async.environments.program import KEPT_BYTES
+from cusearch_async.environments.program import KEPT_BYTES, run_program
+from cusearch_async.environments.task import Task
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.transport.codec import decode, encode
 from tests.agents.templates import chat_tokenizer
@@ -22,6 +23,12 @@ from tests.conftest import SLOW
 from tests.fakes import FakeSearch, ScriptedPolicy
 
 PROGRAM = str(Path(__file__).with_name("program.py"))
+
+
+TASK = Task(
+    **dict.fromkeys(("question", "question_id", "base_url", "api_key", "model", "search_url"), "t"),
+    search=FakeSearch({}).search,
+)
 
 
 def runner_of(how: str, *more: str, timeout_s: float = 600.0, s_max: int = 5, **own) -> AgentRunner:
@@ -62,6 +69,23 @@ async def test_so_is_how_it_fails_after_the_episodes_limit():
     trajectory = await episode(runner_of("insists", s_max=1))
     assert (trajectory.prediction, trajectory.turns) == (None, 2)
     assert "ended with status 1: urllib.error.HTTPError: HTTP Error 400" in trajectory.stderr
+
+
+async def test_a_program_that_has_ended_is_not_waited_for_though_another_holds_its_output():
+    """As a server or a browser does that it has started, in its own session or not."""
+    for how in ("leaves", "leaves alone"):
+        async with asyncio.timeout(20 * SLOW):
+            trajectory = await episode(runner_of(how))
+        assert trajectory.prediction == "5"
+
+
+async def test_a_program_inherits_no_secrets_but_those_that_it_is_passed(monkeypatch):
+    kept = ("AWS_REGION_OF_THE_BUCKET", "HF_TOKEN", "WANDB_API_KEY", "MY_SECRET", "CUSEARCH_PAGE_TOKEN", "DB_PASSWORD")
+    for name in (*kept, "SERPER_API_KEY", "HOME_OF_IT"):
+        monkeypatch.setenv(name, "x")
+    show = "import os; print(sorted(name for name in os.environ if os.environ[name] == 'x'))"
+    ending = await run_program((sys.executable, "-c", show), ("SERPER_API_KEY",), TASK)
+    assert ending.result == "['HOME_OF_IT', 'SERPER_API_KEY']"
 
 
 async def test_a_program_finds_the_modules_beside_it(tmp_path, monkeypatch):

@@ -12,6 +12,8 @@ import aiohttp
 import pytest
 
 from cusearch_async.agents import remote
+from cusearch_async.agents.episode import AgentRunner
+from cusearch_async.config import EnvironmentConfig
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from tests.agents.test_episodes import Scene, parser  # noqa: F401
 from tests.conftest import free_port
@@ -181,14 +183,51 @@ async def test_a_program_that_never_ends_its_episode_fails_it_alone():
     assert not scene.runner._remote._offers
 
 
-async def test_an_episode_that_nobody_took_in_time_is_not_given_later(monkeypatch):
-    monkeypatch.setattr(remote, "POLL_S", 0.2)
-    scene, address = scene_of("5", timeout_s=1)
+async def test_the_time_of_an_episode_begins_when_a_program_takes_it(monkeypatch, caplog):
+    monkeypatch.setattr(remote, "TELL_S", 0.1)
+    scene, address = scene_of("5", timeout_s=2)
     async with running(scene) as episode:
-        with pytest.raises(EpisodeFailed, match=r"took longer than episode.timeout_s"):
-            await episode
+        await until(lambda: "1 episodes wait for a program to ask for one (POST /tasks)" in caplog.text)
+        began = asyncio.get_running_loop().time()
+        await until(lambda: asyncio.get_running_loop().time() - began > 2.5)
+        task = await take(address)
+        await ask(task, "?")
+        await posted(task, task["end_url"], {"answer": "5"})
+        assert (await episode).reward == 1.0
+
+
+async def test_an_episode_that_has_ended_is_not_given_later(monkeypatch):
+    monkeypatch.setattr(remote, "POLL_S", 0.2)
+    scene, address = scene_of("5")
+    async with running(scene) as first:
+        second = asyncio.ensure_future(scene.run())
+        await until(lambda: len(scene.runner._remote._waiting) == 2)
+        second.cancel()
+        await asyncio.wait([second])
+        await take(address)
         async with aiohttp.request("POST", f"{address}/tasks", headers=HEADERS) as response:
             assert response.status == 204
+        assert not first.done()
+
+
+async def test_a_program_may_ask_for_the_episodes_of_one_environment(monkeypatch):
+    monkeypatch.setattr(remote, "POLL_S", 0.2)
+    scene, address = scene_of("5")
+    async with running(scene):
+        for wanted, status in (("b", 204), ("a", 200)):
+            body = {"environment": wanted}
+            async with aiohttp.request("POST", f"{address}/tasks", json=body, headers=HEADERS) as response:
+                assert response.status == status
+                task = await response.json() if status == 200 else {}
+        assert task["environment"] == "a"
+
+
+def test_environments_with_several_addresses_are_refused():
+    scene, _ = scene_of("5")
+    other = EnvironmentConfig(name="agent", remote="http://127.0.0.1:1").make(scene.search)
+    environments = {**scene.runner._environments, "b": other}
+    with pytest.raises(ConfigError, match=r"environment.LABEL.remote must be the same for all, got http://"):
+        AgentRunner(scene.policy, environments, scene.tokenizer, scene.runner.settings, seed=0)
 
 
 async def test_nothing_is_given_or_ended_without_the_token_and_the_key():

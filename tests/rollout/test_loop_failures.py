@@ -13,7 +13,7 @@ from cusearch_async.lifecycle import signals
 from cusearch_async.rollout import loop as rollout_loop
 from cusearch_async.rollout.loop import RolloutLoop
 from tests.conftest import SLOW
-from tests.rollout.workers import QUESTIONS, FailingRunner, FakeEngine, FakeSearch, running, until
+from tests.rollout.workers import QUESTIONS, FailingRunner, FakeEngine, FakeSearch, HeldRunner, running, until
 from tests.transport.conftest import RedisBackend
 from tests.transport.filling import start
 
@@ -94,7 +94,7 @@ async def test_an_outage_that_was_waited_for_in_vain_costs_its_tickets_no_attemp
 async def test_a_worker_on_redis_whose_episodes_all_fail_at_once_ends(parts, redis_url, error):
     """The first failure cancels a loop in the midst of a Redis command, which may swallow the cancellation."""
 
-    class Failing:
+    class Failing(HeldRunner):
         async def run(self, question, ticket, rollout, worker):
             raise error
 
