@@ -245,7 +245,7 @@ MUTANTS = {
     "a cleared checkpoint is a full disk": (LEADING, "if isinstance(error, WriteFailed):", "if False:"),
     "what fails behind the loop is not noticed": (LOOP, "            work.check()\n", "            pass\n"),
     "weights stay lent after a failure": (PUBLISHING, "            lent.release()\n", ""),
-    "weights stay lent when the disk is full": (WEIGHTS, "                copied()\n", "                pass\n"),
+    "weights stay lent when the disk is full": (WEIGHTS, "lent.callback(copied)", "pass"),
     "tensors are not aligned": (TENSORS, "(-tensors[name].element_size(), name)", "name"),
     "a tensor may lie beyond its file": (TENSORS, "if place.end > size:", "if False:"),
     "stale weights are fresh": (FRESHNESS, "if digests == before.digests.get(name)", "if False"),

@@ -6,6 +6,7 @@ _TESTS = "test_differences.py"
 DIFFERENCE, DOWNLOADS = ("weights/difference.py", _TESTS), ("weights/downloads.py", "weights")
 COPIES, OBJECTS = ("weights/copies.py", "weights"), ("weights/objects.py", "weights/test_objects.py")
 PIECES = ("objects.py", "weights/test_objects.py")
+CHECKPOINTS = ("training/checkpoint_objects.py", "training/test_checkpoint_objects.py")
 SERVED = ("weights/http.py", _TESTS)
 _FALLS_BACK = "except (WeightsUnavailable, BadTensorFile) as error:\n            log.info"
 
@@ -35,6 +36,50 @@ WEIGHTS = {
         "pass",
     ),
     "a later learner's objects are removed": (OBJECTS, "if order_of(name)[0] <= epoch}", "}"),
+    "a copy of another run is this one's": (
+        COPIES,
+        "if name not in self._known and not await",
+        "if False and not await",
+    ),
+    "a damaged copy stays": (
+        COPIES,
+        'log.warning("%s; it is fetched again", error)\n            return None',
+        "raise",
+    ),
+    "what was just fetched is removed": (COPIES, "if path != newest)", ")"),
+    "a version that cannot be removed ends the learner": (
+        OBJECTS,
+        "except (WeightsUnavailable, WriteFailed) as error:  # the",
+        "except ZeroDivisionError as error:  # the",
+    ),
+    "a checkpoint's state is put first": (
+        CHECKPOINTS,
+        "key=lambda file: (file == checkpoint / STATE_FILE, file)",
+        "key=lambda file: (file != checkpoint / STATE_FILE, file)",
+    ),
+    "a checkpoint's state is removed last": (
+        CHECKPOINTS,
+        "key=lambda file: file != STATE_FILE)",
+        "key=lambda file: file == STATE_FILE)",
+    ),
+    "a checkpoint without its state is restored": (
+        CHECKPOINTS,
+        "                    if STATE_FILE in files:\n",
+        "                    if files:\n",
+    ),
+    "a later learner's checkpoints are removed": (CHECKPOINTS, "if _epoch_of(name) <= epoch and not", "if not"),
+    "old checkpoints stay in the object store": (CHECKPOINTS, "self._objects.remove_old(self.epoch)", "pass"),
+    "a take-over is not told at once": (
+        CHECKPOINTS,
+        "        self._objects.keep_history()  # from now",
+        "        pass  # from now",
+    ),
+    "a folder keeps its own marker": (CHECKPOINTS, "run_folder.adopt(self._folder, theirs)", "pass"),
+    "another run's checkpoints are restored": (
+        CHECKPOINTS,
+        "if theirs.run != self._run or (",
+        "if (False and self._run) or (",
+    ),
     "what this learner is writing is removed": (OBJECTS, "order_of(name)[0] < epoch:", "True:"),
     "the epochs in the object store are not known": (
         OBJECTS,

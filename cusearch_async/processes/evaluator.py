@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
+from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.evaluation.scores import Done, record
 from cusearch_async.evaluation.scoring import due_version, score_all, summarize
 from cusearch_async.lifecycle.gpu_share import gpu_lock
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
+LOOK_AGAIN_S = 10.0
 
 
 async def run(config: Config) -> None:
@@ -80,6 +82,7 @@ class Evaluator:
         self._questions = questions
         self._config = config
         self._loader = PatientLoader(engine, source, config.redis.outage_s)
+        self._next_look = 0.0
         self._done = Done(config.folder)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -116,10 +119,15 @@ class Evaluator:
         """Load the version that is due for scoring, where `last` is the last of the run; None when there is none, or it
         cannot be read now. Raises: ContractMismatch when a learner has changed the run contract."""
         version = due_version(state, self._done.version, self._config.eval, last)
-        if version is None:
+        if version is None or time.monotonic() < self._next_look:
             return None
         await self._buffer.check_identity()
-        weights = state.weights if version == state.published else await self._source.newest_of(version)
+        try:
+            weights = state.weights if version == state.published else await self._source.newest_of(version)
+        except WeightsUnavailable as error:  # where versions are listed over a network
+            log.warning("%s; version %d is looked for again in %g s", error, version, LOOK_AGAIN_S)
+            self._next_look = time.monotonic() + LOOK_AGAIN_S
+            return None
         if weights is None:
             log.warning("version %d is not scored: its weights are no longer there", version)
             self._done.version = version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
@@ -20,6 +21,8 @@ from cusearch_async.weights.folder import NAME, WeightStore, newest_of, read_man
 from cusearch_async.weights.interface import ADAPTER_CONFIG, MANIFEST, Manifest, OpenedVersion
 from cusearch_async.weights.tensor_file import ArrivingTensors, BadTensorFile
 
+log = logging.getLogger(__name__)
+
 KEPT = 3
 """Versions that are kept, those that were opened last."""
 POLL_S = 0.1
@@ -31,6 +34,8 @@ class Copies(ABC):
     def __init__(self, place: str, folder: Path) -> None:
         self._place = place
         self._store = WeightStore(folder)
+        self._known: set[str] = set()
+        """Copies that are known to be of the versions there, not of another run's with their names."""
 
     @abstractmethod
     async def names(self) -> list[str]:
@@ -50,18 +55,44 @@ class Copies(ABC):
         return newest_of(version, await self.names())
 
     async def open(self, name: str) -> OpenedVersion:
-        """Fetches the version, unless another process with this folder has. Raises: WeightsUnavailable; ConfigError
-        where this process is refused; WriteFailed."""
+        """Fetches the version, unless another process with this folder has, and the copy is intact. Raises:
+        WeightsUnavailable; ConfigError where this process is refused; WriteFailed."""
         directory = self._store.directory(name)
         directory.parent.mkdir(parents=True, exist_ok=True)
         async with _alone(directory.parent / ".lock"):
-            if is_half_done(directory, MANIFEST):
+            manifest = await self._copy_of(name, directory)
+            if manifest is None:
+                remove_sealed(directory, MANIFEST)
                 manifest = await self._fetch_version(name, directory)
-            else:
-                manifest = await asyncio.to_thread(self._store.verify, name)
+            self._known.add(name)
             os.utime(directory)
-            self._remove_old()
+            self._remove_old(directory)
         return OpenedVersion(name, manifest, directory)
+
+    async def _copy_of(self, name: str, directory: Path) -> Manifest | None:
+        """The manifest of the copy that is here; None without one, and for one that is damaged or another run's."""
+        if is_half_done(directory, MANIFEST):
+            return None
+        try:
+            manifest = await asyncio.to_thread(self._store.verify, name)
+        except WeightsUnavailable as error:
+            log.warning("%s; it is fetched again", error)
+            return None
+        if name not in self._known and not await self._is_there(name, directory):
+            log.warning("%s is of another run than %s at %s; it is fetched again", directory, name, self._place)
+            return None
+        return manifest
+
+    async def _is_there(self, name: str, directory: Path) -> bool:
+        """Whether the version there has this copy's manifest, as far as it can be asked for."""
+        theirs = directory.with_name(f"{directory.name}.{MANIFEST}")
+        try:
+            await self.fetch(name, MANIFEST, theirs)
+            return theirs.read_bytes() == (directory / MANIFEST).read_bytes()
+        except WeightsUnavailable:
+            return True
+        finally:
+            remove(theirs)
 
     async def _fetch_version(self, name: str, directory: Path) -> Manifest:
         for path, _ in entries(directory.parent, NAME):  # nobody else is fetching
@@ -85,9 +116,10 @@ class Copies(ABC):
         put_in_place(directory, durable=False)
         return manifest
 
-    def _remove_old(self) -> None:
-        there = sorted((path.stat().st_mtime_ns, path) for path, _ in entries(self._store.folder, NAME))
-        for _, path in there[:-KEPT]:
+    def _remove_old(self, newest: Path) -> None:
+        """Whatever the machine's clock said when they were opened, `newest` stays."""
+        there = ((path.stat().st_mtime_ns, path) for path, _ in entries(self._store.folder, NAME) if path != newest)
+        for _, path in sorted(there)[: 1 - KEPT]:
             remove_sealed(path, MANIFEST)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,21 +71,22 @@ class WeightStore:
     ) -> str:
         """Write a version, or with peft's config `adapter` an adapter; returns its directory name. A version that is
         published again gets a new name. The last `keep` versions stay on disk, and all versions of later learners.
-        `copied` is called as soon as the tensors may change. Nothing is synced to disk: after a crash of the machine a
-        learner publishes its weights again, and checksums refuse an incomplete version.
+        `copied` is called as soon as the tensors may change, also when nothing could be written. Nothing is synced to
+        disk: after a crash of the machine a learner publishes its weights again, and checksums refuse an incomplete
+        version.
 
         Raises: WriteFailed."""
-        name = f"v{version:06d}-e{epoch}"
-        before = [number for *of_one, number in map(order_of, self.names()) if of_one == [epoch, version]]
-        if before:
-            name += f"-{max(before) + 1}"
-        with writing(self.folder / name, durable=False) as folder:
-            folder.mkdir()
+        with ExitStack() as lent:
+            lent.callback(copied)
+            name = f"v{version:06d}-e{epoch}"
+            before = [number for *of_one, number in map(order_of, self.names()) if of_one == [epoch, version]]
+            if before:
+                name += f"-{max(before) + 1}"
             manifest = Manifest(version, epoch, {}, canary, None if adapter is None else dict(adapter))
-            try:
+            with writing(self.folder / name, durable=False) as folder:
+                folder.mkdir()
                 write_tensors(folder / manifest.file, tensors)
-            finally:
-                copied()
+        with writing(self.folder / name, durable=False, begun=True) as folder:
             manifest.tensors = records_of(folder / manifest.file)
             if adapter is not None:
                 (folder / ADAPTER_CONFIG).write_bytes(msgspec.json.encode(adapter))

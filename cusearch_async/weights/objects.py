@@ -10,18 +10,21 @@ the learner's machine.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from cusearch_async.config import Config
-from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.errors import WeightsUnavailable, WriteFailed
 from cusearch_async.files import write_failed
 from cusearch_async.objects import Objects
 from cusearch_async.weights.copies import Copies, keep
 from cusearch_async.weights.folder import NAME, WeightStore, order_of
 from cusearch_async.weights.interface import MANIFEST, Manifest
 from cusearch_async.weights.tensor_file import ArrivingTensors
+
+log = logging.getLogger(__name__)
 
 
 class ObjectTransport:
@@ -74,7 +77,10 @@ class ObjectStore(WeightStore):
         directory = self.directory(name)
         for file in (manifest.file, MANIFEST):
             self._objects.put(f"{name}/{file}", directory / file)
-        self._remove_old_objects(manifest.epoch)
+        try:
+            self._remove_old_objects(manifest.epoch)
+        except (WeightsUnavailable, WriteFailed) as error:  # the version is there
+            log.warning("old versions stay in the object store until the next one: %s", error)
 
     def verify(self, name: str) -> Manifest:
         if MANIFEST not in versions_in(self._objects).get(name, ()):

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from cusearch_async.errors import ContractMismatch
+from cusearch_async.errors import ContractMismatch, WeightsUnavailable
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.run.identity import Identity
 from cusearch_async.transport.memory import MemoryBuffer
+from cusearch_async.weights.folder import WeightStore
 from tests.processes.scene import CLOSED, Scene
 from tests.rollout.workers import until
 from tests.transport.filling import start
@@ -111,7 +112,7 @@ async def test_it_ends_when_a_learner_changes_the_run(scene, learner):
     assert scene.events[-1] == CLOSED
 
 
-async def test_in_order_it_scores_every_version_however_late(scene, learner, caplog):
+async def test_in_order_it_scores_every_version_however_late(scene, learner, caplog, monkeypatch):
     """Version 2 was announced and replaced while it looked away; its weights are there, those of version 4 are not."""
     scene.config = scene.config.model_copy(
         update={
@@ -120,9 +121,20 @@ async def test_in_order_it_scores_every_version_however_late(scene, learner, cap
         }
     )
     (scene.config.weights_folder / "v000002-e1").mkdir(parents=True)
+    fails, newest_of = [True, True], WeightStore.newest_of
+
+    async def away(own, version):
+        if fails:
+            fails.pop()
+            raise WeightsUnavailable("cannot list s3://x: 503")
+        return await newest_of(own, version)
+
+    monkeypatch.setattr(scene.evaluator, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(WeightStore, "newest_of", away)
     await learner.announce(6, "v000006-e1")
     async with scene.running("evaluator"):
         await until(lambda: 6 in scores(scene))
     assert list(scores(scene)) == [2, 6]
+    assert not fails, "versions may be listed over a network"
     for version in (0, 4):
         assert f"version {version} is not scored: its weights are no longer there" in caplog.text

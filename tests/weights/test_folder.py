@@ -85,6 +85,10 @@ def test_tensors_may_change_as_soon_as_they_are_copied_and_after_a_failure(tmp_p
     with pytest.raises(WriteFailed, match="broken"):
         store.publish(2, 1, held, CANARY, copied=lambda: told.append("copied"))
     assert told == ["copied"], "an update that waits for the copy must not wait for ever"
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteFailed):
+        WeightStore(tmp_path / "file" / "weights").publish(2, 1, held, CANARY, copied=lambda: told.append("copied"))
+    assert told == ["copied"] * 2, "nor where not even a folder can be made"
 
 
 def test_old_versions_are_removed_but_not_the_newest(tmp_path):
