@@ -15,6 +15,7 @@ from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.identity import NOBODY, refusal
+from cusearch_async.training.checkpoint_objects import CheckpointObjects
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.server import is_listening
 
@@ -41,7 +42,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         # The run's own Redis is not running: its keys are in the folder.
         is_in_folder = (folder / "redis").exists() and not is_listening(config.redis.url)
         keys = 0 if is_in_folder else asyncio.run(count_keys(config))
-        what = _describe(config, keys, is_in_folder)
+        objects = CheckpointObjects.of(config)
+        elsewhere = len(objects.files()) if objects is not None else 0
+        what = _describe(config, keys, is_in_folder, elsewhere)
         if not what:
             log.info("run %s has no keys in Redis and no folder %s; nothing to delete", config.run.name, folder)
             return
@@ -52,12 +55,14 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             return
         if not is_in_folder:
             asyncio.run(forget_keys(config))
+        if objects is not None:
+            objects.forget()
         for own in config.folders:
             run_folder.forget(own, keep=() if is_in_folder else ("redis",))
     log.info("deleted run %s: %s", config.run.name, what)
 
 
-def _describe(config: Config, keys: int, is_in_folder: bool) -> str:
+def _describe(config: Config, keys: int, is_in_folder: bool, objects: int) -> str:
     """The things that will be deleted, in words; empty when there are none."""
     parts = []
     if keys:
@@ -67,6 +72,8 @@ def _describe(config: Config, keys: int, is_in_folder: bool) -> str:
         with_redis = " (its Redis, which is not running, too)" if is_in_folder and folder == config.folder else ""
         if count := sum(path.is_file() for path in folder.rglob("*")):
             parts.append(f"{count} files in {folder}{with_redis}")
+    if objects:
+        parts.append(f"{objects} files at {config.learner.checkpoint_objects}")
     return ", ".join(parts)
 
 

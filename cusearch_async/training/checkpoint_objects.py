@@ -70,21 +70,26 @@ class CheckpointObjects:
 
     async def _adopt_marker(self) -> None:
         """A folder that no learner has used becomes the run's."""
-        place = f"{KEY} {self._objects.url}"
-        try:
-            theirs = msgspec.json.decode(await self._read(MARKER), type=Marker)
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{place}: {MARKER} cannot be read ({error})") from error
+        theirs = await self._marker()
         own = run_folder.read_marker(self._folder)
         is_new = not (self._folder / STARTS).exists()
         if theirs.run != self._run or (theirs != own and not is_new):
-            raise ConfigError(
-                f"{place} has the checkpoints of another run (run.name {theirs.run!r}, made {theirs.created}) than "
-                f"{self._folder}; choose another prefix, or delete what is there"
-            )
+            raise self._refusal(theirs)
         if theirs != own:
             run_folder.adopt(self._folder, theirs)
             log.info("%s continues the run of %s", self._folder, self._objects.url)
+
+    async def _marker(self) -> Marker:
+        try:
+            return msgspec.json.decode(await self._read(MARKER), type=Marker)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{KEY} {self._objects.url}: {MARKER} cannot be read ({error})") from error
+
+    def _refusal(self, theirs: Marker) -> ConfigError:
+        return ConfigError(
+            f"{KEY} {self._objects.url} has the checkpoints of another run (run.name {theirs.run!r}, made "
+            f"{theirs.created}) than {self._folder}; choose another prefix, or delete what is there"
+        )
 
     async def _restore_history(self, paths: Sequence[str]) -> None:
         starts = [path for path in paths if PurePosixPath(path).parent == PurePosixPath(STARTS)]
@@ -143,6 +148,22 @@ class CheckpointObjects:
             if changed is not None and self._sent.get(name) != changed:
                 self._objects.put(name, file)
                 self._sent[name] = changed
+
+    def files(self) -> list[str]:
+        """All that a run has there. Raises: ObjectsUnavailable; ConfigError where it is another run's."""
+        paths = self._objects.paths()
+        if MARKER in paths and (theirs := asyncio.run(self._marker())).run != self._run:
+            raise self._refusal(theirs)
+        checkpoints = [
+            f"{CHECKPOINTS}/{name}/{file}" for name, files in _checkpoints_in(paths).items() for file in files
+        ]
+        starts = [path for path in paths if PurePosixPath(path).parent == PurePosixPath(STARTS)]
+        return [*sorted({METRICS, SCORES, MARKER} & set(paths)), *starts, *checkpoints]
+
+    def forget(self) -> None:
+        """Remove all of it, the marker last. Raises: ObjectsUnavailable; ConfigError; WriteFailed."""
+        for path in sorted(self.files(), key=lambda path: path == MARKER):
+            self._objects.remove(path)
 
     def remove_old(self, epoch: int) -> None:
         """Those of learners up to `epoch` that the folder has no more, their states first. Raises: ObjectsUnavailable;

@@ -16,8 +16,10 @@ from cusearch_async.cli import reset
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import start_child
+from cusearch_async.objects import Objects
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.identity import NOBODY
+from cusearch_async.training import checkpoint_objects
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.server import is_listening, server_command
@@ -69,6 +71,28 @@ def test_with_yes_keys_and_known_children_go_and_the_rest_stays(config, atlas_co
     run_reset(atlas_config, overrides, yes=True)
     assert keys_of(config) == set()
     assert [path.name for path in config.folder.iterdir()] == ["thesis.txt"]
+
+
+def test_checkpoints_in_an_object_store_go_too_and_another_runs_do_not(
+    config, atlas_config, overrides, tmp_path, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    (tmp_path / "store").mkdir()
+    objects = Objects(f"file://{tmp_path}/store", "of the test")
+    monkeypatch.setattr(checkpoint_objects, "Objects", lambda url, key: objects)
+    for path in ("run.json", "metrics.jsonl"):
+        objects.put(path, config.folder / path)
+    for path in ("starts/0001.json", "checkpoints/step000002-e1/state.json", "v000001-e1/manifest.json", "mine.txt"):
+        objects.put(path, config.folder / "metrics.jsonl")
+    overrides += ["--learner.checkpoint_objects", "s3://bucket/run"]
+    run_reset(atlas_config, overrides, yes=True)
+    assert sorted(objects.paths()) == ["mine.txt", "v000001-e1/manifest.json"]
+    assert "4 files at s3://bucket/run" in caplog.text
+    run_folder.mark(tmp_path / "other", "other")
+    objects.put("run.json", tmp_path / "other" / "run.json")
+    with pytest.raises(ConfigError, match="has the checkpoints of another run"):
+        run_reset(atlas_config, [*overrides, "--run.folder", str(tmp_path / "third")], yes=True)
+    assert "run.json" in objects.paths()
 
 
 def test_weights_in_a_separate_folder_are_deleted_too_and_a_strange_folder_does_not(
