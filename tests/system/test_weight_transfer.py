@@ -16,6 +16,7 @@ import pytest
 
 from cusearch_async.config import load_config, shipped_configs
 from cusearch_async.errors import WeightsMismatch, WeightsUnavailable
+from cusearch_async.metrics.files import read_metrics
 from cusearch_async.weights import downloads as client
 from cusearch_async.weights.downloads import Downloads
 from cusearch_async.weights.folder import WeightStore
@@ -179,11 +180,12 @@ def test_a_run_whose_processes_share_no_folder(rank, run: Run, tmp_path: Path, m
 @pytest.mark.slow
 @pytest.mark.skipif(not SERVER.exists(), reason=f"{SERVER}: make setup-sdks")
 def test_a_run_through_an_object_store(run: Run, s3: str, tmp_path: Path, monkeypatch):  # noqa: F811
-    """The learner is killed in the middle, and started again; the worker has a run folder of its own."""
+    """The learner is killed in the middle, and started on another machine; the worker has a run folder of its own."""
     for name, value in s3_environment(s3).items():
         monkeypatch.setenv(name, value)
     urllib.request.urlopen(urllib.request.Request(f"{s3}/weights", method="PUT")).close()
     run.overrides |= {"weights.transport": "object", "weights.objects": "s3://weights/of/it", "pool.max_staleness": 0}
+    run.overrides |= {"learner.checkpoint_objects": "s3://weights/of/it", "learner.checkpoint_every": 1}
     monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "of-this-test")
     run.cusearch("redis")
     run.worker("retriever")
@@ -193,10 +195,13 @@ def test_a_run_through_an_object_store(run: Run, s3: str, tmp_path: Path, monkey
     assert (rollout.poll(), learner.poll()) == (None, None)
     psutil.Process(learner.pid).kill()
     learner.wait(60 * SLOW)
-    status, output = finish(run.worker("learner", run__steps=4))
+    moved = tmp_path / "moved"
+    status, output = finish(run.worker("learner", run__steps=4, run__folder=moved))
     assert status == 0, output
-    assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3]
-    assert {row["staleness/max"] for row in run.metrics()} == {0}, "every version was loaded"
+    assert "resuming from step" in output
+    rows = read_metrics(moved / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3], "the curves have moved, too"
+    assert {row["staleness/max"] for row in rows} == {0}, "every version was loaded"
     status, output = finish(rollout, 120)
     assert status == 0, output
     assert list((tmp_path / "elsewhere" / "downloaded").glob("v*"))
