@@ -45,3 +45,10 @@ async def test_what_an_agent_of_an_sdk_was_given_and_said_is_trained_on(program,
     sampled = trajectory.token_ids[trajectory.sampled]
     assert sampled.tolist() == [token for turn in scene.policy._turns for token in turn]
     assert scene.text(trajectory).index("Pinsk is in Belarus.") > 0
+
+
+@pytest.mark.parametrize("how", [(), ("stream",)])
+async def test_a_turn_that_is_cut_ends_the_episode_without_an_answer_though_the_sdk_raises(how):
+    command = (str(PYTHON), str(PROGRAMS / "with_openai_agents.py"), *how)
+    trajectory = await Scene(["It is long and lateCUT"], command=command, max_turn_tokens=6).run()
+    assert (trajectory.prediction, trajectory.turns, trajectory.cut_turns) == (None, 1, 1)
