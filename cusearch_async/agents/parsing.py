@@ -34,7 +34,7 @@ def parser_of(label: str, settings: AgentSettings, tokenizer: Any, arguments: Ar
     key, called, of_thoughts = f"environment.{label}", settings.parser, settings.reasoning_parser
     _refuse_unknown(f"{key}.parser", called, ToolParserManager.list_registered())
     _refuse_unknown(f"{key}.reasoning_parser", of_thoughts, ["", *ReasoningParserManager.list_registered()])
-    tokenizer = get_cached_tokenizer(tokenizer)  # each turn has parsers of its own, and many read the whole vocabulary
+    tokenizer = get_cached_tokenizer(tokenizer)  # a turn makes new parsers; many read the whole vocabulary
     template: dict[str, Any] = {"chat_template_kwargs": arguments or {}}
     try:
         kind: Any = ParserManager.get_parser(called, of_thoughts, enable_auto_tools=True, tokenizer=tokenizer)
