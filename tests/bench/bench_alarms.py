@@ -119,7 +119,7 @@ FAULTS = {
     ),
     "full buffer": Fault(("buffer_full",), ("--redis.max_mib", "1", "--pool.max_staleness", "8")),
     "slow disk": Fault(("slow_publishing",), ("--weights.transport", f"{FAULTS_AT}:SlowDisk")),
-    "evaluator killed": Fault(("evaluator_lags",), ("--eval.every", "1"), lambda fleet: killed(fleet, "evaluator")),
+    "evaluator killed": Fault(("evaluator_lags",), ("--eval.every", "3"), lambda fleet: killed(fleet, "evaluator")),
     "reward that is no number": Fault(("episodes_fail", "must give a finite number"), reward("not_a_number")),
     "judge is down": Fault(("episodes_fail", "the judge does not answer"), reward("judge_is_down")),
     "engine at another precision": Fault(
@@ -134,6 +134,8 @@ class Seen:
     """What is told of a run, and how many steps were done when it was first told."""
 
     names: dict[str, int] = field(default_factory=dict)
+    before: dict[str, int] = field(default_factory=dict)
+    """The same, before the fault was there."""
     steps: int = 0
     ended: str = ""
 
@@ -172,6 +174,7 @@ def run_with(name: str, fault: Fault, seed: int) -> dict[str, Any]:
         "planted_at": AT_STEP if fault.disturb else 0,
         "steps": seen.steps,
         "told": seen.names,
+        "told_before": seen.before,
         "ended": seen.ended,
         "seconds": round(time.monotonic() - began),
     }
@@ -189,8 +192,9 @@ def watch(config: Config, fault: Fault, seen: Seen, began: float) -> None:
             done = seen.look(config) if (config.folder / "metrics.jsonl").exists() else 0
             if not is_planted and done >= AT_STEP:
                 is_planted = True
+                seen.before, seen.names = seen.names, {}
                 planted.enter_context(fault.disturb(fleet))
-            is_named = bool(seen.names.keys() & set(fault.names))
+            is_named = is_planted and bool(seen.names.keys() & set(fault.names))
             return is_named or fleet.has_ended("learner") or time.monotonic() - began > LIMIT_S
 
         try:
