@@ -107,17 +107,16 @@ class AgentRunner(EpisodeRunner):
                 else:
                     begin()
                     returned = await environment.agent(task)
-        except TimeoutError as error:
-            failed = EpisodeFailed(f"{environment.name} took longer than episode.timeout_s ({limit_s:g} s)")
-            failed.__cause__ = error
         except Exception as error:  # a user's program may raise anything
-            text = f"{environment.name} failed: {type(error).__name__}: {first_line(error)}{session.refused}"
-            failed = EpisodeFailed(text)
+            why = f"failed: {type(error).__name__}: {first_line(error)}{session.refused}"
+            if clock.expired():
+                why = f"took longer than episode.timeout_s ({limit_s:g} s)"
+            failed = EpisodeFailed(f"{environment.name} {why}")
             failed.__cause__ = error
         if turns.outage is not None:  # whatever the program made of it
             raise turns.outage
         ending = returned if isinstance(returned, Ending) else Ending(returned)
-        is_the_policys = bool(turns.mistake) and not isinstance(failed and failed.__cause__, TimeoutError)
+        is_the_policys = bool(turns.mistake) and not clock.expired()
         if turns.reached_limit or (failed is not None and is_the_policys):
             return Ending(None, ending.stderr if failed is None else str(failed))
         if failed is not None:

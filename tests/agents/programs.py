@@ -69,6 +69,10 @@ async def fails(task: Task) -> str:
     raise KeyError("no such thing")
 
 
+async def times_out(task: Task) -> str:
+    raise TimeoutError("its browser")
+
+
 async def hangs(task: Task) -> str:
     await asyncio.Event().wait()
     return ""

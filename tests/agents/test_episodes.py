@@ -210,6 +210,7 @@ async def test_a_turn_that_was_cut_is_ended_for_the_policy():
     ("program", "message"),
     [
         ("fails", r"the agent tests.agents.programs:fails failed: KeyError: .no such thing"),
+        ("times_out", r"failed: TimeoutError: its browser"),
         ("asks_nothing", r"ended without asking the policy$"),
         ("rewards_nothing_finite", r"must return a text, a finite number or None, got nan"),
         ("changes_temperature", r"refused: temperature must be the run's, 1 \(episode.temperature\), got 0.123"),
