@@ -23,7 +23,7 @@ def load_tokenizer(path: str, key: str = "model.path") -> Any:
     """The tokenizer of a model. Raises: ConfigError that names the setting `key`, the model and the fault."""
     refuse_missing_folder(path, key)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, mistral_format=False)
     except (OSError, ValueError, KeyError) as error:
         settings = file_of(path, "tokenizer_config.json")
         is_custom = settings is not None and '"auto_map"' in settings.read_text(encoding="utf-8", errors="replace")

@@ -41,6 +41,17 @@ def test_a_whole_model_is_taken(model):
     assert len(check_model(str(model), 500)) > 0
 
 
+def test_mistrals_second_tokenizer_is_left_alone(model):
+    """tekken.json is for mistral-common, which the parsers need, and whose tokenizer keeps no special token as text."""
+    change(model, model_type="mistral")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    del settings["tokenizer_class"]
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    (model / "tekken.json").write_text("{}")
+    tokenizer = load_tokenizer(str(model))
+    assert tokenizer("<|endoftext|>", split_special_tokens=True)["input_ids"] != [tokenizer.eos_token_id]
+
+
 def test_missing_weights_are_named(model):
     change_weights(model, without="model.layers.1.mlp.up_proj.weight")
     with pytest.raises(ConfigError, match=r"lacks weights .*\(model\.layers\.1\.mlp\.up_proj\.weight\): .* random"):

@@ -351,6 +351,7 @@ def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]
         | options
         | {
             "model": model,
+            "tokenizer_mode": "hf",
             "dtype": config.model.dtype,
             "max_model_len": config.episode.max_tokens,
             "max_num_seqs": config.rollout.max_num_seqs,
