@@ -148,8 +148,8 @@ bench-buffer: setup
 bench-gpu: setup
 	$(BIN)/python -m tests.bench.bench_gpu
 
-# a real run, and a Redis with 100,000 trajectories
-bench-dashboard: setup
+# what bench-alarms lacks, a real run, and a Redis with 100,000 trajectories
+bench-dashboard: bench-alarms
 	$(BIN)/python -m tests.bench.bench_dashboard
 
 # needs this project's git history: it compares with an earlier commit
