@@ -64,7 +64,7 @@ FAULTS: dict[str, Callable[[list[Row]], list[Row]]] = {
     ),
     "turns_are_cut": plant(lambda row, n: {"episode/cut_turns": 0.2}),
     "workers_gone": lambda rows: [row | {"rollout/workers": 4.0 if row["step"] < TROUBLE_AT else 1.0} for row in rows],
-    "slow_publishing": plant(lambda row, n: {"time/publish_s": 4.0, "time/step_s": 9.5}),
+    "slow_publishing": plant(lambda row, n: {"time/lent_s": 4.0, "time/step_s": 9.5}),
     "slow_worker": plant(lambda row, n: {"rollout/slowest_share": 0.05}),
     "buffer_full": plant(lambda row, n: {"buffer/bytes": 0.95e9}),
     "redis_full": plant(lambda row, n: {"buffer/server_share": 0.95}),

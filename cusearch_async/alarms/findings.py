@@ -179,7 +179,8 @@ def no_worker(h: History) -> Finding:
 
 
 def slow_publishing(h: History) -> Finding:
-    waits, step = h.of("time/publish_s") + np.nan_to_num(h.of("train/lent_s")), h.of("time/step_s")
+    waits = np.nan_to_num(h.of("time/publish_s")) + np.nan_to_num(h.of("time/lent_s"))
+    step = h.of("time/step_s")
     fires = in_a_row((waits > 0.3 * step) & (waits > 1), 3)
     return Finding(
         fires, lambda n: f"{waits[n]:.1f} s of a step's {step[n]:.1f} s are spent waiting for weights to be written"

@@ -41,6 +41,9 @@ class Lent:
 class Learner(Protocol):
     """Made, loaded and stopped in one thread; all other calls are made in another, first `enter_thread`."""
 
+    waited_s: float
+    """How long the last update waited until what was lent was released."""
+
     @property
     def vocab_size(self) -> int: ...
 

@@ -91,6 +91,7 @@ class DeepSpeedLearner:
         self._engine = DeepSpeedEngine(self._module, config.learner, config.model.dtype)
         self._device = self._engine.device
         self._lent = threading.Lock()
+        self.waited_s = 0.0
         """Held while the parameters are lent, and while an optimizer step changes them."""
         self._captures = 0
         self._reference = self._load_reference(copied) if has_reference else None
@@ -236,13 +237,13 @@ class DeepSpeedLearner:
                 update.set_reference(self._score(reference, update.plan.micro_batches))
         report = UpdateReport(self._config.episode.s_max, self._device)
         lr = learning_rate(self._config, step)
-        norms, lent_s = [], 0.0
+        norms, self.waited_s = [], 0.0
         for minibatch in update.plan.minibatches:
             self._accumulate(minibatch, update, report)
             self._refuse_faults(update)
             before = time.monotonic()
             with self._lent:
-                lent_s += time.monotonic() - before
+                self.waited_s += time.monotonic() - before
                 norms.append(self._engine.step(lr))
         report.sums = self._ranks.sum(report.sums.cpu())
         report.largest = self._ranks.max(report.largest.cpu())
@@ -252,7 +253,6 @@ class DeepSpeedLearner:
             **report.metrics(len(norms)),
             **({"train/grad_norm": float(np.mean(known))} if known else {}),
             "train/trajectories": float(len(selected)),
-            "train/lent_s": lent_s,
             "train/computed_share": computed / max(tokens, 1),
             "train/prefix_share": plan.prefix_share,
             "train/padding_share": (padded - computed) / max(padded, 1),

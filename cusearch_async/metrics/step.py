@@ -116,14 +116,22 @@ def describe_server(used: int, limit: int, seconds: float) -> Metrics:
 
 
 def describe_times(
-    wait_s: float, update_s: float, publish_s: float, checkpoint_s: float, publishing_s: float, tokens: int
+    wait_s: float,
+    update_s: float,
+    publish_s: float,
+    checkpoint_s: float,
+    publishing_s: float,
+    lent_s: float,
+    tokens: int,
 ) -> Metrics:
-    """The seconds of a step's parts; `checkpoint_s` is of the checkpoint before it, `publishing_s` ran concurrently."""
+    """The seconds of a step's parts; `checkpoint_s` is of the checkpoint before it, `publishing_s` ran concurrently,
+    `lent_s` is a part of the update."""
     step_s = checkpoint_s + wait_s + update_s + publish_s
     return {
         "time/wait_s": wait_s,
         "time/update_s": update_s,
         "time/publish_s": publish_s,
+        "time/lent_s": lent_s,
         "time/publishing_s": publishing_s,
         "time/checkpoint_s": checkpoint_s,
         "time/step_s": step_s,

@@ -217,7 +217,7 @@ FAMILIES = (
             Metric("time/wait_s", "s", "waiting for the pool"),
             Metric("time/update_s", "s", "from the pool to the commit"),
             Metric("time/publish_s", "s", "stopped for publishing the weights"),
-            Metric("train/lent_s", "s", "of the update: until the weights before are written"),
+            Metric("time/lent_s", "s", "of the update: until the weights before are written"),
             Metric(
                 "time/publishing_s",
                 "s",

@@ -79,6 +79,10 @@ class InThread:
     ) -> asyncio.Future[Metrics]:
         return self._call(self._learner.update, selected, advantages, step)
 
+    @property
+    def waited_s(self) -> float:
+        return self._learner.waited_s
+
     def lend(self) -> asyncio.Future[Lent]:
         return self._call(self._learner.lend)
 

@@ -77,7 +77,7 @@ async def train(
                 step += 1
                 await publisher.publish_if_due(step)
                 report.done("publish")
-                await report.write(chosen, update, publisher.took_s)
+                await report.write(chosen, update, publisher.took_s, learner.waited_s)
                 await saver.save_if_due(step, remembered)  # after the row: a resumed learner does not write it again
                 report.done("checkpoint")
         await publisher.finish()

@@ -49,9 +49,9 @@ class StepReport:
         """The workers' totals under an earlier learner do not count for the first row."""
         self._rates.since_last(await self._buffer.workers())
 
-    async def write(self, chosen: Chosen, update: Metrics, publishing_s: float) -> None:
-        """`publishing_s`: the time that the newest weights took, concurrently with the steps. Raises: WriteFailed;
-        StoppedByAlarm, after the row is written."""
+    async def write(self, chosen: Chosen, update: Metrics, publishing_s: float, lent_s: float) -> None:
+        """`publishing_s`: the time that the newest weights took, concurrently with the steps; `lent_s`: that the update
+        waited for them. Raises: WriteFailed; StoppedByAlarm, after the row is written."""
         config, seconds = self._config, self._seconds
         tokens = sum(len(t.token_ids) for t in chosen.trajectories)
         row = update | describe_step(
@@ -67,7 +67,7 @@ class StepReport:
         row |= describe_server(*await self._buffer.server_memory(), latency_s)
         row |= describe_machine(config.folder)
         parts = {f"{part}_s": seconds[part] for part in ("wait", "update", "publish", "checkpoint")}
-        row |= describe_times(**parts, publishing_s=publishing_s, tokens=tokens)
+        row |= describe_times(**parts, publishing_s=publishing_s, lent_s=lent_s, tokens=tokens)
         firing = self._alarms.look(chosen.pool.step, row)
         self._log.write(chosen.pool.step, row | {"alarms/firing": float(len(firing))})
         await self._alarms.refuse(firing)

@@ -28,6 +28,7 @@ class Learner:
         self.updates = 0
         self.at_update = lambda step: None
         self.is_offloaded = False
+        self.waited_s = 0.25
 
     def update(self, selected, advantages, step):
         assert not self.is_offloaded
