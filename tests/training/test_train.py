@@ -301,6 +301,12 @@ async def test_what_a_worker_did_before_the_learners_start_is_not_of_its_first_r
     assert [row["rollout/searches"] for row in rows] == [0, 0, 0]
 
 
+async def test_how_long_an_update_waited_for_weights_that_were_being_written_is_told(setting):
+    s = setting()
+    await start(s)
+    assert [row["time/lent_s"] for row in read_metrics(s.config.folder / "metrics.jsonl")] == [0.25] * 3
+
+
 async def test_the_speed_of_engines_is_told_only_while_they_have_questions(setting):
     """With staleness 1 all of a run of 3 steps have been given out once version 1 is published, in step 1's row."""
     s = setting("--pool.max_staleness", "1")
