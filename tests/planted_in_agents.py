@@ -108,7 +108,6 @@ AGENTS = {
     "ids of calls have other lengths": (TURNS, "call{number:03}{i:02}", "call_{number}_{i}"),
     "one call a turn is too few": (TOKENS, "turn.tool_calls[:1])", "turn.tool_calls)"),
     "special tokens are those with a role": (TOKENS, "frozenset((*added, *tokenizer", "frozenset((*[], *tokenizer"),
-    "a turn ends as the last one does": (TOKENS, "if token in after and token in then}", "if token in after}"),
     "a request made anew is an old one": (TURNS, "None if request.is_first else", "None if False else"),
     "the same request is answered for ever": (TURNS, "if row.repeated > MOST_REPEATED:", "if False:"),
     "parts of a text stand side by side": (API, 'between: str = "\\n"', 'between: str = ""'),
