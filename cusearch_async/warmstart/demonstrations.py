@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from cusearch_async.agents.conversation import special_tokens
 from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.config import Config
 from cusearch_async.data.files import Row, locate, read_rows
@@ -227,7 +228,7 @@ class _WrittenPolicy:
         if self._tokenizer.decode(ids, skip_special_tokens=False) != text:
             raise EpisodeFailed(f"turn {self._written} is another text after tokenising: {text!r:.200}")
         if end is None:
-            special = (stop for stop in stops if stop in self._tokenizer.all_special_tokens)
+            special = (stop for stop in stops if stop in special_tokens(self._tokenizer))
             ids = [*ids, *encode(self._tokenizer, next(special, self._tokenizer.eos_token))]
         if len(ids) > max_tokens:
             raise EpisodeFailed(
