@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,11 @@ class Objects:
         """One that is not there is removed. Raises: WriteFailed."""
         with self._told(f"cannot remove {path} from", WriteFailed), suppress(FileNotFoundError):
             self._obstore.delete(self._store, path)
+
+    def remove_sealed(self, folder: str, files: Iterable[str], manifest: str) -> None:
+        """The files of a folder, its manifest first, as `files.remove_sealed`. Raises: WriteFailed."""
+        for file in sorted(files, key=lambda file: file != manifest):
+            self.remove(f"{folder}/{file}")
 
     async def pieces(self, path: str) -> AsyncGenerator[bytes]:
         """Those of a file, in order. obstore asks again for one that fails. Raises: `unreadable`."""

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import obstore
 import pytest
 
 from tests.agents.test_sdks import PYTHON
@@ -61,3 +62,16 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv(name, value)
     urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")).close()
     return f"s3://{bucket}/of/a/run"
+
+
+def noted_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What is put and deleted from now on, with its path."""
+    done: list[tuple[str, str]] = []
+    for name in ("put", "delete"):
+        call = getattr(obstore, name)
+        monkeypatch.setattr(
+            obstore,
+            name,
+            lambda *args, call=call, name=name, **more: done.append((name, args[1])) or call(*args, **more),
+        )
+    return done

@@ -117,7 +117,7 @@ AGENTS = {
         "while process.returncode is None:\n            if",
         "while reading[0].done() is False or process.returncode is None:\n            if",
     ),
-    "a program inherits secrets": (PROGRAMS, "if name in passes or not _OURS.match(name)", ""),
+    "a program inherits secrets": (PROGRAMS, "if name in passes or not _SECRET.match(name)", ""),
     "a program inherits what it is passed no more": (PROGRAMS, "if name in passes or not", "if not"),
     "a result of Anthropic's is the user's": (
         ("agents/messages.py", "agents/test_apis.py"),

@@ -18,7 +18,7 @@ WEIGHTS = {
         "(manifest.file, MANIFEST)",
         "(MANIFEST, manifest.file)",
     ),
-    "a manifest in the object store is removed last": (OBJECTS, "file != MANIFEST)", "file == MANIFEST)"),
+    "a manifest in the object store is removed last": (PIECES, "file: file != manifest)", "file: file == manifest)"),
     "an unfinished version in the object store is one": (
         OBJECTS,
         "for name, of in files.items() if MANIFEST in of), key",
@@ -56,11 +56,6 @@ WEIGHTS = {
         CHECKPOINTS,
         "key=lambda file: (file == checkpoint / STATE_FILE, file)",
         "key=lambda file: (file != checkpoint / STATE_FILE, file)",
-    ),
-    "a checkpoint's state is removed last": (
-        CHECKPOINTS,
-        "key=lambda file: file != STATE_FILE)",
-        "key=lambda file: file == STATE_FILE)",
     ),
     "a checkpoint without its state is restored": (
         CHECKPOINTS,

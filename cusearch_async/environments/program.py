@@ -18,7 +18,7 @@ KEPT_BYTES = 4096
 LOOK_S = 1.0
 """A program whose output stays open has ended for at most twice this time when that is seen: a process that it has
 started may hold it."""
-_OURS = re.compile(
+_SECRET = re.compile(
     r"CUSEARCH_|PYTHONSAFEPATH$|AWS_|AZURE_|GOOGLE_|HF_TOKEN|.*(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|CREDENTIALS?)$"
 )
 """Variables that a program does not inherit: it may run what the policy writes."""
@@ -61,7 +61,7 @@ async def run_program(command: Sequence[str], passes: Collection[str], task: Tas
 
 def _environment(passes: Collection[str], task: Task) -> dict[str, str]:
     """A program in Python finds the modules beside it, which processes of a run do not look for."""
-    inherited = {name: value for name, value in os.environ.items() if name in passes or not _OURS.match(name)}
+    inherited = {name: value for name, value in os.environ.items() if name in passes or not _SECRET.match(name)}
     return inherited | {
         "OPENAI_BASE_URL": task.base_url,
         "OPENAI_API_KEY": task.api_key,

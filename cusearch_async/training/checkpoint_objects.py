@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from cusearch_async.config import Config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, ObjectsUnavailable, WriteFailed
 from cusearch_async.files import put_in_place, write_failed, write_file, writing
 from cusearch_async.learner.interface import STATE_FILE, is_sealed
 from cusearch_async.lifecycle.progress import log_waiting
@@ -92,8 +92,7 @@ class CheckpointObjects:
         )
 
     async def _restore_history(self, paths: Sequence[str]) -> None:
-        starts = [path for path in paths if PurePosixPath(path).parent == PurePosixPath(STARTS)]
-        missing = [path for path in starts if not (self._folder / path).exists()]
+        missing = [path for path in _starts_in(paths) if not (self._folder / path).exists()]
         (self._folder / STARTS).mkdir(exist_ok=True)
         for path in sorted(missing, key=lambda path: path.endswith(".json")):  # a start counts when all of it is here
             await self._restore_file(path)
@@ -157,8 +156,7 @@ class CheckpointObjects:
         checkpoints = [
             f"{CHECKPOINTS}/{name}/{file}" for name, files in _checkpoints_in(paths).items() for file in files
         ]
-        starts = [path for path in paths if PurePosixPath(path).parent == PurePosixPath(STARTS)]
-        return [*sorted({METRICS, SCORES, MARKER} & set(paths)), *starts, *checkpoints]
+        return [*sorted({METRICS, SCORES, MARKER} & set(paths)), *_starts_in(paths), *checkpoints]
 
     def forget(self) -> None:
         """Remove all of it, the marker last. Raises: ObjectsUnavailable; ConfigError; WriteFailed."""
@@ -170,8 +168,7 @@ class CheckpointObjects:
         WriteFailed."""
         for name, files in _checkpoints_in(self._objects.paths()).items():
             if _epoch_of(name) <= epoch and not (self._folder / CHECKPOINTS / name).exists():
-                for file in sorted(files, key=lambda file: file != STATE_FILE):
-                    self._objects.remove(f"{CHECKPOINTS}/{name}/{file}")
+                self._objects.remove_sealed(f"{CHECKPOINTS}/{name}", files, STATE_FILE)
 
 
 class ObjectCheckpoints(Checkpoints):
@@ -191,7 +188,10 @@ class ObjectCheckpoints(Checkpoints):
 
     def remove(self, superfluous: Sequence[Path]) -> None:
         super().remove(superfluous)
-        self._objects.remove_old(self.epoch)
+        try:
+            self._objects.remove_old(self.epoch)
+        except (ObjectsUnavailable, WriteFailed) as error:  # the new one is there
+            log.warning("old checkpoints stay in the object store until the next one: %s", error)
 
 
 def _checkpoints_in(paths: Sequence[str]) -> dict[str, list[str]]:
@@ -202,6 +202,10 @@ def _checkpoints_in(paths: Sequence[str]) -> dict[str, list[str]]:
         if folder == CHECKPOINTS and len(parts) > 1 and NAME.fullmatch(parts[0]) and ".." not in parts:
             found[parts[0]].append("/".join(parts[1:]))
     return found
+
+
+def _starts_in(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if PurePosixPath(path).parent == PurePosixPath(STARTS)]
 
 
 def _epoch_of(name: str) -> int:

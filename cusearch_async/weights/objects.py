@@ -73,7 +73,7 @@ class ObjectStore(WeightStore):
         return max((super().highest_epoch(), *(order_of(name)[0] for name in versions_in(self._objects))))
 
     def _hand_on(self, name: str, manifest: Manifest) -> None:
-        """Raises: WriteFailed; WeightsUnavailable."""
+        """Raises: WriteFailed."""
         directory = self.directory(name)
         for file in (manifest.file, MANIFEST):
             self._objects.put(f"{name}/{file}", directory / file)
@@ -93,8 +93,7 @@ class ObjectStore(WeightStore):
         whole = [name for name, of in files.items() if MANIFEST in of]
         for name in files.keys() - self._kept(whole):
             if name in whole or order_of(name)[0] < epoch:
-                for file in sorted(files[name], key=lambda file: file != MANIFEST):
-                    self._objects.remove(f"{name}/{file}")
+                self._objects.remove_sealed(name, files[name], MANIFEST)
 
 
 class ObjectCopies(Copies):

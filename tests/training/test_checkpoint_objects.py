@@ -16,7 +16,7 @@ from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.training import checkpoint_objects as module
 from cusearch_async.training.checkpoint_objects import CheckpointObjects, learner_checkpoints
 from cusearch_async.transport.interface import RunState
-from tests.object_stores import s3, store_url  # noqa: F401  (fixtures)
+from tests.object_stores import noted_calls, s3, store_url  # noqa: F401  (fixtures)
 from tests.training.test_checkpoint import UNKNOWN, names, save, write
 from tests.training.test_takeover import Scene
 
@@ -116,14 +116,8 @@ def test_as_many_stay_as_in_the_folder_and_none_of_a_later_learner_goes(host, ob
 
 
 def test_a_state_comes_last_and_goes_first(host, objects, monkeypatch):
-    checkpoints, done = host("here").start(1), []
-    for name in ("put", "delete"):
-        call = getattr(obstore, name)
-        monkeypatch.setattr(
-            obstore,
-            name,
-            lambda *args, call=call, name=name, **more: done.append((name, args[1])) or call(*args, **more),
-        )
+    checkpoints = host("here").start(1)
+    done = noted_calls(monkeypatch)
     for step in (1, 2, 3):
         save(checkpoints, step)
     of_first = [(what, path.partition("-e1/")[2]) for what, path in done if "step000001" in path]
@@ -131,6 +125,18 @@ def test_a_state_comes_last_and_goes_first(host, objects, monkeypatch):
     assert of_first[put_first] == ("put", STATE)
     assert {path for what, path in of_first[:put_first]} == {"deepspeed/weights"}
     assert of_first[put_first + 1] == ("delete", STATE)
+
+
+def test_old_checkpoints_that_cannot_be_removed_do_not_end_the_learner(host, objects, monkeypatch, caplog):
+    def refuses(own, path):
+        raise WriteFailed(f"cannot remove {path}: denied")
+
+    monkeypatch.setattr(Objects, "remove", refuses)
+    checkpoints = host("here").start(1)
+    for step in (1, 2, 3):
+        save(checkpoints, step)
+    assert len(checkpoints_in(objects)) == 3
+    assert "old checkpoints stay in the object store until the next one: cannot remove" in caplog.text
 
 
 def test_a_checkpoint_that_was_cut_off_is_none_and_the_next_learner_removes_it(host, objects, monkeypatch):

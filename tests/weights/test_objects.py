@@ -7,7 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-import obstore
 import pytest
 
 from cusearch_async import objects as module
@@ -16,7 +15,7 @@ from cusearch_async.errors import ConfigError, MissingExtra, WeightsUnavailable,
 from cusearch_async.objects import Objects
 from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS
 from cusearch_async.weights.objects import ObjectCopies, ObjectStore, ObjectTransport, open_objects, versions_in
-from tests.object_stores import SERVER, s3, s3_environment, store_url  # noqa: F401  (fixtures)
+from tests.object_stores import SERVER, noted_calls, s3, s3_environment, store_url  # noqa: F401  (fixtures)
 from tests.weights.test_http import ADAPTER, CANARY, same, tensors
 
 
@@ -146,14 +145,7 @@ def test_what_is_kept_for_the_evaluator_stays(site):
 
 def test_a_manifest_comes_last_and_goes_first(site, monkeypatch):
     """A machine that fails in between leaves no version that seems whole."""
-    done = []
-    for name in ("put", "delete"):
-        call = getattr(obstore, name)
-        monkeypatch.setattr(
-            obstore,
-            name,
-            lambda *args, call=call, name=name, **more: done.append((name, args[1])) or call(*args, **more),
-        )
+    done = noted_calls(monkeypatch)
     for version in range(4):
         site.publish(version)
     put = [path for what, path in done if what == "put"]
