@@ -27,9 +27,11 @@ CONTRACT: dict[str, set[str]] = {
             "enable_sleep_mode",
             "worker_extension_cls",
             "scheduler_cls",
+            "tokenizer_mode",
         ),
     },
     "config/model.py:LogprobsMode": {"processed_logprobs"},
+    "config/model.py:TokenizerMode": {"hf"},
     "sampling_params.py:SamplingParams": {
         *("max_tokens", "temperature", "seed", "logprobs", "flat_logprobs", "output_kind", "stop_token_ids", "stop"),
         *("detokenize", "include_stop_str_in_output", "prompt_logprobs", "skip_clone"),
