@@ -20,6 +20,7 @@ NOT_RECORDED = {
     "episode/recall": 0.68,
     "machine/disk_free_gib": 56.3,
     "machine/memory_used_share": 0.39,
+    "reward/right_minus_wrong": 0.806,
     "rollout/search_failures": 0.0,
     "rollout/searches": 68.5,
     "rollout/workers": 1.0,
@@ -27,7 +28,7 @@ NOT_RECORDED = {
     "time/publish_s": 0.007,
     "train/loss": 0.011,
 }
-"""What the study has not: medians of a run of `make demo-lm`, and of the demo the phase's."""
+"""What the study has not: medians of a run of `make demo-lm`, and of the demo those of reward and selection."""
 WIDTH, HEIGHT = 210, 62
 TOP = 14
 """Below the name of the metric."""
