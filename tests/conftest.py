@@ -60,6 +60,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_test and wants_system and not MARKED.search(text) else None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones first: at the end there are short ones for every core."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_collection_finish() -> None:
     """What the tests have imported stays: the garbage collector need not look at it again and again, nor as often as it
     would by default at what they import later."""

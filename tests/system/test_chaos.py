@@ -34,6 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("agents", ON_AGENTS, id="agents", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.long
 def test_a_run_under_every_kind_of_fault_loses_nothing(tmp_path: Path, model: Path, name: str, only: set[str]):
     campaign = next(campaign for campaign in CAMPAIGNS if campaign.name == name)
     summary = run(campaign, tmp_path / name, model, 0, seed=1, only=only)

@@ -81,6 +81,7 @@ async def test_an_engine_sleeps_until_it_is_needed_and_the_gpus_are_free(tmp_pat
         engine.close()
 
 
+@pytest.mark.long
 def test_a_run_takes_turns_from_its_start_to_its_end(run: Run):
     """Before anything is loaded, learner and worker wait for each other, here for this test in their place."""
     run_folder.mark(run.folder, "atlas")

@@ -13,6 +13,7 @@ from tests.system.conftest import Run, finish
 pytestmark = pytest.mark.system
 
 
+@pytest.mark.long
 def test_no_process_of_a_run_listens_beyond_this_machine(run: Run):
     """Redis, retriever, simulator, vLLM, and a learner of two ranks (ZeRO-3) with their rendezvous. The run is held
     while the listeners are looked at, and then goes on to its end."""

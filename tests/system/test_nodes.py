@@ -69,6 +69,7 @@ def ended(process: subprocess.Popen[str], log: Path) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_ranks_that_torchrun_starts_again_go_on_from_the_checkpoint(lives: Lives, start, tmp_path: Path):
     """Torchrun's store is the same: before, they hung there on what the ranks before had written."""
     torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "--no-python"]

@@ -32,6 +32,7 @@ def engines_of(pid: int) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.long
 def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run):
     launched = run.cusearch("launch", run__steps=4)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
@@ -101,6 +102,7 @@ def test_a_run_of_which_every_episode_fails_ends_with_their_error_and_recommends
     assert 0 < run.log("rollout-0").count(reward) < 20
 
 
+@pytest.mark.long
 def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
     """Rollout worker and learner first, then Redis, then the retriever; SIGTERM and SIGINT end each cleanly."""
     run.forks = False
@@ -145,27 +147,22 @@ def is_ready(rollout) -> bool:
     return "ready" in rollout.log.read_text(errors="replace") or rollout.poll() is not None
 
 
+@pytest.mark.long
 def test_an_engine_keeps_to_its_cores_and_does_not_outlive_its_worker(run: Run):
-    """The worker's own process takes any core: what plays the episodes takes a quarter of the engine's time, which
-    another core may have to spare."""
+    """Neither while it starts nor later. The worker's own process takes any core: what plays the episodes takes a
+    quarter of the engine's time, which another core may have to spare."""
     run.forks = False
     services = [run.cusearch("redis"), run.worker("retriever")]
     usable = psutil.Process().cpu_affinity()
+    killed = run.worker("rollout")
+    wait_until(lambda: engines_of(killed.pid) or killed.poll() is not None, START_S)
+    assert not is_ready(killed)
+    kill_with_engine(killed)
     rollout = run.worker("rollout", rollout__cores=usable[:1])
     wait_until(lambda: is_ready(rollout), START_S)
     assert [engine.cpu_affinity() for engine in engines_of(rollout.pid)] == [usable[:1]]
     assert psutil.Process(rollout.pid).cpu_affinity() == usable
     assert [service.poll() for service in services] == [None, None]
-    kill_with_engine(rollout)
-
-
-def test_an_engine_that_still_starts_does_not_outlive_its_worker(run: Run):
-    run.forks = False
-    run.cusearch("redis")
-    run.worker("retriever")
-    rollout = run.worker("rollout")
-    wait_until(lambda: engines_of(rollout.pid) or rollout.poll() is not None, START_S)
-    assert not is_ready(rollout)
     kill_with_engine(rollout)
 
 
@@ -283,6 +280,7 @@ def test_a_process_without_a_service_says_in_one_line_what_is_missing(run: Run, 
     assert "Traceback" not in output
 
 
+@pytest.mark.long
 def test_what_methods_would_train_on_is_compared_with_the_reward_gradient(run: Run, tmp_path: Path):
     status, output = finish(run.cusearch("launch", run__steps=1))
     assert status == 0, output
