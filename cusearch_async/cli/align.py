@@ -29,7 +29,7 @@ from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.replay.alignment import SINGLETONS, Figures, MeasuredPool, figures_of
 from cusearch_async.replay.selection import with_method
-from cusearch_async.run.folder import refuse_no_run
+from cusearch_async.run.folder import STARTS, refuse_no_run
 from cusearch_async.run.history import epochs_and_steps
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.selector import candidates_of
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Raises: ConfigError."""
     folder: Path = arguments.folder
     refuse_no_run(folder)
-    starts = sorted((folder / "starts").glob("*.toml"))
+    starts = sorted((folder / STARTS).glob("*.toml"))
     if not starts:
         raise ConfigError(f"{folder} has no start: no learner has begun")
     config = load_config(starts[-1], overrides)

@@ -28,14 +28,14 @@ from cusearch_async.dashboard.prometheus import CONTENT_TYPE, exposition
 from cusearch_async.errors import ConfigError, CusearchError, first_line
 from cusearch_async.http_server import has_token
 from cusearch_async.replay.selection import RecordedStep
-from cusearch_async.run.folder import METRICS, SCORES, read_marker
+from cusearch_async.run.folder import METRICS, SCORES, STARTS, read_marker
 
 log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 T = TypeVar("T")
 LOOK_EVERY_S = 2.0
-_WATCHED = (METRICS, SCORES, "starts", "records", *(f"eval_{side}.json" for side in SIDES))
+_WATCHED = (METRICS, SCORES, STARTS, "records", *(f"eval_{side}.json" for side in SIDES))
 
 
 class Shown:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.config import Config, LearnerConfig, load_config, with_overrides
 from cusearch_async.errors import ConfigError, CorruptPayload, InvalidTrajectory
-from cusearch_async.run.folder import refuse_no_run
+from cusearch_async.run.folder import STARTS, refuse_no_run
 from cusearch_async.run.history import Start, epochs_and_steps, read_starts
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.recorder import Record, read_record
@@ -47,7 +47,7 @@ class RecordedStep:
         """Raises: ConfigError, also for a folder that is not a run's."""
         refuse_no_run(run_folder)
         record = read_record(run_folder, step)
-        config = load_config(run_folder / "starts" / f"{record.epoch:04d}.toml")
+        config = load_config(run_folder / STARTS / f"{record.epoch:04d}.toml")
         start = next((start for start in read_starts(run_folder) if start.epoch == record.epoch), None)
         try:
             pool = record.trajectories(config.episode.max_trajectory_tokens)

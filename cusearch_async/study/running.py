@@ -14,7 +14,7 @@ from pathlib import Path
 from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import free_port, start_child
 from cusearch_async.lifecycle.progress import log_waiting
-from cusearch_async.run.folder import refuse_if_held
+from cusearch_async.run.folder import STARTS, refuse_if_held
 from cusearch_async.study.plan import Plan, PlannedRun
 from cusearch_async.study.tables import Tables, done, failed
 
@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 WORK = "work"
 """Folder of the runs that are under way, in the study's folder; a run's is deleted when it is in the tables."""
-STARTS = "starts"
-"""The starts of a run in its folder, and those of all runs in the study's."""
 _POLL_S = 0.2
 _NOTE_S = 5.0
 _LEAVE_S = 600.0

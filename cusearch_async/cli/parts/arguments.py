@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from cusearch_async.config import CONFIG_HELP, flat
 from cusearch_async.config.toml import read_toml
 from cusearch_async.errors import ConfigError
-from cusearch_async.run.folder import MARKER
+from cusearch_async.run.folder import MARKER, STARTS
 
 T = TypeVar("T")
 
@@ -119,4 +119,4 @@ def _configs(arguments: argparse.Namespace) -> Iterator[Path]:
 def _settings_in(folder: Path) -> Iterator[Path]:
     """Of a run: of the newest start, of the launch, and of every start."""
     yield from (path for name in ("config.toml", "launch.toml") if (path := folder / name).exists())
-    yield from sorted((folder / "starts").glob("*.toml"))
+    yield from sorted((folder / STARTS).glob("*.toml"))

@@ -182,7 +182,7 @@ class Fleet:
 
         With `accept_changes` the learner takes over first: until then Redis holds the old run contract, and the other
         processes would be refused. So it does in a run that was finished, where they would end at once."""
-        starts = self._config.folder / "starts"
+        starts = self._config.folder / run_folder.STARTS
         before, earlier = set(starts.glob("*.json")), read_starts(self._config.folder)
         stop = read_stop(self._config.folder, earlier[-1].epoch) if earlier else None
         options = [*_gpu_option(self._gpus.learner), *(["--accept-changes"] if accept_changes else [])]
