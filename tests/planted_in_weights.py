@@ -35,6 +35,11 @@ WEIGHTS = {
         "self._remove_old_objects(manifest.epoch)",
         "pass",
     ),
+    "objects that may still be rolled out with are removed": (
+        OBJECTS,
+        "max_staleness // self._config.learner.publish_every + 1",
+        "max_staleness // self._config.learner.publish_every",
+    ),
     "a later learner's objects are removed": (OBJECTS, "if order_of(name)[0] <= epoch}", "}"),
     "a copy of another run is this one's": (
         COPIES,

@@ -31,12 +31,14 @@ from cusearch_async.weights.tensor_file import BadTensorFile, records_of, write_
 
 NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-(\d+))?", re.ASCII)
 """Valid names of versions. Names come from Redis, and must not point outside the store."""
+KEPT = 3
+"""The newest versions, which stay."""
 
 
 class WeightStore:
     """Published weight versions in a folder that learner and workers share."""
 
-    def __init__(self, folder: Path, keep: int = 3, keeps: Callable[[int], bool] = lambda version: False) -> None:
+    def __init__(self, folder: Path, keep: int = KEPT, keeps: Callable[[int], bool] = lambda version: False) -> None:
         """`keeps` tells which versions are kept besides the last `keep`."""
         self.folder = folder
         self._keep = keep
@@ -135,12 +137,12 @@ class WeightStore:
 
     def _remove_old(self, epoch: int) -> None:
         names = [name for name in self.names() if order_of(name)[0] <= epoch]
-        for name in set(names) - self._kept(names):
+        for name in set(names) - self._kept(names, self._keep):
             remove_sealed(self.folder / name, MANIFEST)
 
-    def _kept(self, names: Sequence[str]) -> set[str]:
+    def _kept(self, names: Sequence[str], count: int) -> set[str]:
         """Those of these versions that are still needed."""
-        newest = sorted(names, key=order_of)[-self._keep :]
+        newest = sorted(names, key=order_of)[-count:]
         return {name for name in names if name in newest or self._keeps(order_of(name)[1])}
 
     def _entries(self) -> list[tuple[Path, re.Match[str]]]:

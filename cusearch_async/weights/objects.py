@@ -4,7 +4,7 @@
     s3://bucket/prefix/v000012-e3/manifest.json            last, and removed first
 
 The learner writes a version into its own folder, then there; other machines fetch it, each once. They need nothing of
-the learner's machine.
+the learner's machine. A version stays there as long as the staleness bound lets anybody roll out with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cusearch_async.errors import WeightsUnavailable, WriteFailed
 from cusearch_async.files import write_failed
 from cusearch_async.objects import Objects
 from cusearch_async.weights.copies import Copies, keep
-from cusearch_async.weights.folder import NAME, WeightStore, order_of
+from cusearch_async.weights.folder import KEPT, NAME, WeightStore, order_of
 from cusearch_async.weights.interface import MANIFEST, Manifest
 from cusearch_async.weights.tensor_file import ArrivingTensors
 
@@ -34,7 +34,9 @@ class ObjectTransport:
         self._objects = open_objects(config.weights.objects or "")
 
     def store(self) -> ObjectStore:
-        return ObjectStore(self._config.weights_folder, self._objects, keeps=self._config.eval.keeps)
+        usable = self._config.pool.max_staleness // self._config.learner.publish_every + 1
+        kept = max(KEPT, usable + 1)  # the oldest of them until the next is announced
+        return ObjectStore(self._config.weights_folder, self._objects, kept, self._config.eval.keeps)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -64,9 +66,17 @@ def versions_in(objects: Objects) -> dict[str, set[str]]:
 class ObjectStore(WeightStore):
     """Versions in a folder of the learner's, and in an object store."""
 
-    def __init__(self, folder: Path, objects: Objects, keeps: Callable[[int], bool] = lambda version: False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        objects: Objects,
+        kept: int = KEPT,
+        keeps: Callable[[int], bool] = lambda version: False,
+    ) -> None:
+        """The newest `kept` versions stay in the object store."""
         super().__init__(folder, keeps=keeps)
         self._objects = objects
+        self._count = kept
 
     def highest_epoch(self) -> int:
         """Raises: WeightsUnavailable."""
@@ -88,10 +98,10 @@ class ObjectStore(WeightStore):
         return super().verify(name)
 
     def _remove_old_objects(self, epoch: int) -> None:
-        """The same as in the folder, and what earlier learners left unfinished."""
+        """Also what earlier learners left unfinished."""
         files = {name: of for name, of in versions_in(self._objects).items() if order_of(name)[0] <= epoch}
         whole = [name for name, of in files.items() if MANIFEST in of]
-        for name in files.keys() - self._kept(whole):
+        for name in files.keys() - self._kept(whole, self._count):
             if name in whole or order_of(name)[0] < epoch:
                 self._objects.remove_sealed(name, files[name], MANIFEST)
 

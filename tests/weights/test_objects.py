@@ -13,6 +13,7 @@ from cusearch_async import objects as module
 from cusearch_async.config import Config, load_config, shipped_configs
 from cusearch_async.errors import ConfigError, MissingExtra, WeightsUnavailable, WriteFailed
 from cusearch_async.objects import Objects
+from cusearch_async.weights import objects as transport_module
 from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS
 from cusearch_async.weights.objects import ObjectCopies, ObjectStore, ObjectTransport, open_objects, versions_in
 from tests.object_stores import SERVER, noted_calls, s3, s3_environment, store_url  # noqa: F401  (fixtures)
@@ -89,6 +90,18 @@ def test_as_many_versions_stay_as_in_the_folder_and_no_later_learners_goes(site)
     theirs = later.publish(9, 3, tensors(), CANARY)
     again = site.publish(9, epoch=2)
     assert sorted(site.files()) == sorted([*names[2:], theirs, again]), "the newest three, and the later learner's"
+
+
+@pytest.mark.parametrize(("staleness", "every", "count"), [(5, 1, 7), (5, 2, 4), (0, 1, 3)])
+def test_versions_stay_as_long_as_a_slow_machine_may_roll_out_with_them(site, monkeypatch, staleness, every, count):
+    """One that needs five publications to fetch a version still gets it whole, if the staleness bound is five."""
+    monkeypatch.setattr(transport_module, "open_objects", lambda _: open_objects(site.url))
+    options = ("--pool.max_staleness", str(staleness), "--learner.publish_every", str(every))
+    options += ("--weights.transport", "object", "--weights.objects", "s3://bucket/run")
+    store = ObjectTransport(config(*options, "--run.folder", str(site.folder / "run"))).store()
+    names = [store.publish(version, 1, tensors(), CANARY) for version in range(0, 10 * every, every)]
+    assert store.names() == names[-3:]
+    assert sorted(site.files()) == names[-count:]
 
 
 async def test_a_copy_of_another_run_is_not_taken_for_this_ones(site, caplog):
