@@ -97,12 +97,12 @@ test-fast: setup
 check-locks: setup
 	$(BIN)/python -m pytest -rs tests/test_locks.py
 
-# a thousand faults on a living run, every pool audited; random interleavings of the buffer on both backends; mutated
+# 1,500 faults on a living run, every pool audited; random interleavings of the buffer on both backends; mutated
 # payloads
-test-chaos: setup
+test-chaos: setup setup-sdks
 	$(BIN)/python -m tests.transport.fuzz --count 200000
 	CUSEARCH_SEQUENCES=2000 $(BIN)/python -m pytest tests/transport/test_state_machine.py
-	$(BIN)/python -m tests.system.chaos --seed 0 --faults 1000 --out runs/chaos
+	$(BIN)/python -m tests.system.chaos --seed 0 --faults 1500 --out runs/chaos
 
 # two methods, two seeds, and a kill: real runs, a minute or two each
 test-study: setup

@@ -41,6 +41,12 @@ def s3() -> Iterator[str]:
             server.kill()
 
 
+def make_bucket(endpoint: str, bucket: str) -> None:
+    """When the server answers."""
+    wait_until(lambda: answers(f"{endpoint}/moto-api/"), 60 * SLOW)
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")).close()
+
+
 def s3_environment(endpoint: str) -> dict[str, str]:
     return {
         "AWS_ENDPOINT_URL": endpoint,
@@ -60,7 +66,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     endpoint, bucket = request.getfixturevalue("s3"), f"b-{os.urandom(6).hex()}"
     for name, value in s3_environment(endpoint).items():
         monkeypatch.setenv(name, value)
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")).close()
+    make_bucket(endpoint, bucket)
     return f"s3://{bucket}/of/a/run"
 
 

@@ -1,8 +1,8 @@
 """Follows the run for a worker or the evaluator: its first weights, each new version, its end.
 
 A version that cannot be read does not stop the process: a shared disk may show a new folder seconds late, a file may be
-damaged, an old version may be deleted before it is read. The loaded weights stay loaded, and the version is tried again
-until it can be read or another one is announced.
+damaged, an old version may be deleted before it is read, the disk may have no room for a copy. The loaded weights stay
+loaded, and the version is tried again until it can be read or another one is announced.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cusearch_async.concurrency import doubling_pause_s
-from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.errors import WeightsUnavailable, WriteFailed
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.transport.interface import IDLE_S, RunState, WorkerBuffer
 from cusearch_async.weights.interface import WeightSource
@@ -78,18 +78,19 @@ class PatientLoader:
     async def load(self, name: str, check: bool, idle: bool) -> bool:
         """Load the announced version; False when it cannot be read now. `idle`: the process has nothing else to do.
 
-        Raises: WeightsUnavailable when nothing could be loaded for `patience_s` while idle; WeightsMismatch."""
+        Raises: WeightsUnavailable or WriteFailed when nothing could be loaded for `patience_s` while idle;
+        WeightsMismatch."""
         if name == self._failed and time.monotonic() < self._next_try:
             return False
         try:
             await self._engine.load(self._source, name, check)
-        except WeightsUnavailable as error:
+        except (WeightsUnavailable, WriteFailed) as error:
             self._note_failure(name, error, idle)
             return False
         self._failed, self._idle_since = "", None
         return True
 
-    def _note_failure(self, name: str, error: WeightsUnavailable, idle: bool) -> None:
+    def _note_failure(self, name: str, error: WeightsUnavailable | WriteFailed, idle: bool) -> None:
         now = time.monotonic()
         self._failures = self._failures + 1 if name == self._failed else 1
         self._failed = name
@@ -97,6 +98,8 @@ class PatientLoader:
         if not idle or self._idle_since is None:
             self._idle_since = now
         if now - self._idle_since > self._patience_s:
+            if isinstance(error, WriteFailed):
+                raise WriteFailed(f"{error}; no version could be loaded for {self._patience_s:g} s") from error
             raise WeightsUnavailable(
                 f"{error}; no other version was announced for {self._patience_s:g} s; restart the learner, which "
                 "publishes its weights under a new name"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.errors import WeightsUnavailable, WriteFailed
 from cusearch_async.rollout import weight_loader
 from tests.conftest import SLOW
 from tests.rollout.workers import FakeEngine, running, until
@@ -16,14 +16,14 @@ from tests.transport.filling import start
 class TornStore:
     """An engine's weights: some versions cannot be read."""
 
-    def __init__(self, engine: FakeEngine, *torn: str) -> None:
+    def __init__(self, engine: FakeEngine, *torn: str, error: Exception | None = None) -> None:
         self.torn, self.tried = set(torn), []
         load = engine.load
 
         async def reading(store, name, check):
             self.tried.append(name)
             if name in self.torn:
-                raise WeightsUnavailable(f"{name} is missing or damaged")
+                raise error or WeightsUnavailable(f"{name} is missing or damaged")
             await load(store, name, check)
 
         engine.load = reading
@@ -41,6 +41,28 @@ async def test_a_torn_version_is_passed_over_and_the_next_one_taken(parts, caplo
         assert "v000001-e1 is missing or damaged; continuing with v000000-e1" in caplog.text
         await buffer.announce(2, "v000002-e1")
         await until(lambda: loop._engine.loaded == "v000002-e1")
+
+
+async def test_a_worker_without_room_for_a_version_continues_with_the_one_before(parts, caplog):
+    _, buffer, runner, loop = parts
+    torn = TornStore(loop._engine, "v000001-e1", error=WriteFailed("cannot write model.safetensors: disk full"))
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: len(runner.running) == 16)
+        await buffer.announce(1, "v000001-e1")
+        await until(lambda: torn.tried.count("v000001-e1") >= 2)
+        assert "cannot write model.safetensors: disk full; continuing with v000000-e1" in caplog.text
+        torn.torn.clear()
+        await until(lambda: loop._engine.loaded == "v000001-e1")
+
+
+async def test_a_worker_that_never_has_room_for_weights_names_its_disk(parts):
+    _, buffer, _, loop = parts
+    TornStore(loop._engine, "v000000-e1", error=WriteFailed("cannot write model.safetensors: disk full"))
+    loop._loader = weight_loader.PatientLoader(loop._engine, None, 0.3)
+    await start(buffer)
+    with pytest.raises(WriteFailed, match=r"^cannot write model.safetensors: disk full; .* loaded for 0\.3 s$"):
+        await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
 
 
 async def test_a_version_that_a_shared_disk_shows_late_is_loaded_when_it_is_there(parts):

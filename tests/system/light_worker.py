@@ -19,6 +19,8 @@ import numpy as np
 from cusearch_async.cli import main as entry
 from cusearch_async.config import Config
 from cusearch_async.rollout.turn import Turn
+from cusearch_async.weights.folder import WeightStore
+from cusearch_async.weights.interface import WeightSource
 from tests.system.chaos.record import Record, record_worker
 
 TURN_S = float(os.environ.get("LIGHT_TURN_S", "0.1"))
@@ -61,9 +63,12 @@ class Engine:
         self.busy_s += time.monotonic() - began
         return Turn(ids, logprobs, versions)
 
-    async def load(self, store: Any, name: str, check: bool) -> None:
-        manifest = store.verify(name)
-        self.version, self.loaded = manifest.version, name
+    async def load(self, source: WeightSource, name: str, check: bool) -> None:
+        """Reads all of it, as an engine does. Raises: WeightsUnavailable."""
+        found = await source.open(name)
+        read = WeightStore(found.directory.parent).verify(name)
+        assert read == found.manifest
+        self.version, self.loaded = read.version, name
 
     def close(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Short campaigns: every kind of fault at least once. `make test-chaos` has a thousand."""
+"""Short campaigns: every kind of fault at least once. `make test-chaos` has 1,500."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.object_stores import S3
 from tests.system.chaos.campaign import CAMPAIGNS, is_clean, run
 from tests.system.chaos.faults import KINDS
 from tests.system.chaos.scene import tiny_model
@@ -19,6 +20,9 @@ ON_THE_ENGINE = {"kill worker", "pause worker", "kill learner", "kill redis", "t
 ON_AGENTS = ON_THE_ENGINE - {"torn weights"} | {"kill agent", "pause worker"}
 
 
+ON_TRANSFERS = {kind.name for kind in KINDS if kind.lane in ("transfer", "objects")} | {"kill learner", "partition"}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"))
@@ -29,6 +33,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         pytest.param("asynchronous", set(), id="asynchronous"),
         pytest.param("deferred", set(), id="deferred", marks=pytest.mark.slow),
+        pytest.param("http", ON_TRANSFERS, id="http"),
+        pytest.param("object", ON_TRANSFERS, id="object", marks=S3.marks),
         pytest.param("forgetful", set(), id="forgetful", marks=pytest.mark.slow),
         pytest.param("engine", ON_THE_ENGINE, id="engine", marks=pytest.mark.slow),
         pytest.param("agents", ON_AGENTS, id="agents", marks=pytest.mark.slow),

@@ -23,7 +23,7 @@ from cusearch_async.transport.buffer import open_buffer
 from tests.agents.templates import CHAT_STARTER
 from tests.system.chaos import checker
 from tests.system.chaos.faults import KINDS, Kind
-from tests.system.chaos.scene import STUCK_S, Scene, Stuck, write_line
+from tests.system.chaos.scene import BUCKET, STUCK_S, Scene, Stuck, write_line
 
 QUIET_STEPS = 6
 """Learner steps after the last fault."""
@@ -37,11 +37,23 @@ SHARES = {
     "learner": 0.04,
     "forgetful": 0.04,
     "agent": 0.43,
+    "transfer": 0.43,
+    "objects": 0.05,
 }
 """Of the faults, by lane: a learner that starts takes many seconds."""
 ATTEMPTS = 20
 """Times that a fault is tried which finds nothing to spoil."""
-GAP_S = {"network": 0.1, "content": 0.1, "worker": 2.0, "servers": 2.0, "learner": 2.0, "forgetful": 1.0, "agent": 0.5}
+GAP_S = {
+    "network": 0.1,
+    "content": 0.1,
+    "worker": 2.0,
+    "servers": 2.0,
+    "learner": 2.0,
+    "forgetful": 1.0,
+    "agent": 0.5,
+    "transfer": 0.5,
+    "objects": 2.0,
+}
 """Longest pause between two faults of a lane."""
 
 
@@ -65,11 +77,20 @@ AGENTS = {
     "environment.search.name": "agent",
     "environment.search.command": json.dumps([sys.executable, "-m", "docs.examples.program"]),
 }
+HTTP = {"pool.max_staleness": 2, "weights.transport": "http"}
+OBJECT = {
+    "pool.max_staleness": 2,
+    "weights.transport": "object",
+    "weights.objects": f"s3://{BUCKET}/run",
+    "learner.checkpoint_objects": f"s3://{BUCKET}/run",
+}
 CAMPAIGNS = (
     Campaign("asynchronous", 0.3, ("light", "light"), EVERYTHING, {"pool.max_staleness": 2}),
     Campaign("deferred", 0.2, ("light", "light"), EVERYTHING, DEFERRED),
     Campaign("synchronous", 0.15, ("light", "light"), EVERYTHING, {"pool.max_staleness": 0}),
     Campaign("engine", 0.15, ("vllm",), EVERYTHING, {"rollout.max_episodes": 16}, model="atlas"),
+    Campaign("http", 0.2, ("light", "light"), (*EVERYTHING, "transfer"), HTTP),
+    Campaign("object", 0.15, ("light", "light"), (*EVERYTHING, "transfer", "objects"), OBJECT),
     Campaign("agents", 0.1, ("light", "light"), (*EVERYTHING, "agent"), AGENTS, model="chat"),
     Campaign("forgetful", 0.1, ("light", "light"), ("network", "content", "forgetful"), {"redis.outage_s": 60}),
 )
@@ -170,7 +191,7 @@ class Play:
                 await asyncio.sleep(1)
             else:
                 self.not_run[kind.name] += 1
-            if name in ("learner", "worker", "servers"):
+            if name in ("learner", "worker", "servers", "objects"):
                 await self.scene.wait_for_steps(1, STUCK_S)
 
     async def _judge(self, wall_s: float) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from cusearch_async.metrics.files import read_metrics
 
 Event = dict[str, Any]
-MOST_MIB = {"redis": 400, "retriever": 800, "learner": 2500, "worker": 2000, "vllm worker": 6000}
+MOST_MIB = {"redis": 400, "retriever": 800, "objects": 1000, "learner": 2500, "worker": 2000, "vllm worker": 6000}
 """Resident memory of a process and its children at its largest."""
 
 

@@ -10,15 +10,16 @@ import dataclasses
 import random
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from cusearch_async.transport import codec
 from tests.conftest import SLOW
+from tests.system.chaos.files import spoil
 from tests.system.chaos.gateway import HOSTILE
 from tests.system.chaos.scene import LEASE_S, STUCK_S, Scene
+from tests.system.chaos.transfers import TRANSFERS, spoiled_copy, transfer
 
 Act = Callable[[Scene, random.Random], Awaitable[str | None]]
 AGENT = "docs.examples.program"
@@ -137,20 +138,6 @@ async def worker_with_another_config(scene: Scene, draw: random.Random) -> str:
 # --- files ----------------------------------------------------------------------------------------------
 
 
-def spoil(path: Path, draw: random.Random) -> str:
-    """One byte flipped, cut in half, or gone."""
-    how = draw.choice(("flipped", "truncated", "removed"))
-    content = bytearray(path.read_bytes())
-    if how == "flipped" and content:
-        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-        path.write_bytes(content)
-    elif how == "truncated":
-        path.write_bytes(content[: len(content) // 2])
-    else:
-        path.unlink()
-    return how
-
-
 async def torn_checkpoint(scene: Scene, draw: random.Random) -> str | None:
     """The newest of at least two is spoiled while no learner runs."""
     folder = scene.run_folder / "checkpoints"
@@ -211,8 +198,9 @@ async def torn_metrics(scene: Scene, draw: random.Random) -> str:
     return how
 
 
-def full_disk(name: str) -> Act:
+def full_disk(who: str) -> Act:
     async def act(scene: Scene, draw: random.Random) -> str:
+        name = draw.choice(scene.workers) if who == "worker" else who
         await scene.limit_files(name, draw.choice((1, 1000, 4000, 20_000)), 3)
         return "no file may grow"
 
@@ -362,7 +350,7 @@ async def flushed(scene: Scene, draw: random.Random) -> str:
 
 def network(what: str) -> Act:
     async def act(scene: Scene, draw: random.Random) -> str | None:
-        whose = draw.choice(("worker", "learner"))
+        whose = draw.choice(list(scene.links))
         link, seconds = scene.links[whose], draw.choice((0.3, 0.8, 1.5, 3.0))
         if what == "cut":
             link.cut()
@@ -444,6 +432,10 @@ KINDS = (
     Kind("duplicated command", "network", late_command(is_copy=True)),
     Kind("delayed command", "network", late_command(is_copy=False)),
     *(Kind(f"retriever: {how}", "content", hostile(how)) for how in HOSTILE),
+    *(Kind(f"transfer: {how}", "transfer", transfer(how)) for how in TRANSFERS),
+    Kind("spoiled copy", "transfer", spoiled_copy),
+    Kind("full disk worker", "transfer", full_disk("worker")),
+    Kind("pause objects", "objects", pause("objects")),
     Kind("flushed", "forgetful", flushed),
     Kind("evicted from a kept pool", "forgetful", evicted_from_kept_pool),
     Kind("another schema", "forgetful", another_schema),

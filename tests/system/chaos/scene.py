@@ -1,5 +1,5 @@
 """The processes of one campaign: started, watched, started again; Redis behind two faulty links, the retriever behind a
-gateway."""
+gateway, and weights that go from one machine to others behind a third link."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import SLOW, free_port
+from tests.object_stores import SERVER, make_bucket, s3_environment
 from tests.system.chaos.gateway import Gateway
 from tests.system.chaos.proxy import Link
+from tests.system.chaos.transfers import WebLink
 from tests.system.forked import Forked
 
 ATLAS = Path(__file__).parents[3] / "configs" / "atlas.toml"
@@ -64,6 +66,7 @@ SETTINGS: dict[str, Any] = {
     "retriever.outage_s": 60,
 }
 SERVERS = ("redis", "retriever")
+BUCKET = "weights"
 
 
 Started = Forked | subprocess.Popen[bytes]
@@ -85,6 +88,10 @@ class Scene:
         self.keys = Keys(RUN)
         self.redis_port, self.retriever_port = free_port(), free_port()
         self.links = {"worker": Link(self.redis_port), "learner": Link(self.redis_port)}
+        self._transport, self._weights_port = changes.get("weights.transport", "folder"), free_port()
+        if self._transport != "folder":
+            self.links["weights"] = WebLink(self._weights_port)
+        self._servers = (*SERVERS, "objects") if self._transport == "object" else SERVERS
         self.gateway = Gateway(self.retriever_port, seed)
         self.workers = [f"worker-{i}" for i in range(len(engines))]
         self._engines = dict(zip(self.workers, engines, strict=True))
@@ -116,7 +123,11 @@ class Scene:
         scripts = script_shas(self.config())
         for link in self.links.values():
             link.scripts = scripts
-        for name in (*SERVERS, "learner", *self.workers):
+        for name in self._servers:
+            self.launch(name)
+        if self._transport == "object":
+            await asyncio.to_thread(make_bucket, f"http://127.0.0.1:{self._weights_port}", BUCKET)
+        for name in ("learner", *self.workers):
             self.launch(name)
 
     def arguments(self, name: str, **changes: Any) -> list[str]:
@@ -126,9 +137,18 @@ class Scene:
             "redis.url": f"redis://127.0.0.1:{link.port}/0",
             "retriever.url": f"http://127.0.0.1:{retriever}",
         }
+        if self._transport == "http":
+            port = self._weights_port if name.startswith("learner") else self.links["weights"].port
+            values["weights.url"] = f"http://127.0.0.1:{port}"
+        if self._transport != "folder" and not name.startswith("learner"):
+            values["weights.folder"] = self.host(name)
         values |= {key.replace("__", "."): value for key, value in changes.items()}
         overrides = [part for key, value in values.items() for part in (f"--{key}", str(value))]
         return [str(ATLAS), *overrides]
+
+    def host(self, worker: str) -> Path:
+        """The folder of the machine of a worker that shares no folder with the learner."""
+        return self.folder / "hosts" / worker
 
     def config(self) -> Config:
         return load_config(ATLAS, self.arguments("learner")[1:])
@@ -148,7 +168,11 @@ class Scene:
         if name == "redis":
             command = server_command(f"redis://127.0.0.1:{self.redis_port}/0", self.folder / "redis", None)
             return start_child(command, log_file=log)
+        if name == "objects":
+            return start_child([str(SERVER), "-H", "127.0.0.1", "-p", str(self._weights_port)], log_file=log)
         environment = {"CHAOS_RECORD": str(self.record), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        if self._transport == "object":
+            environment |= s3_environment(f"http://127.0.0.1:{self.links['weights'].port}")
         return Forked(self.command(name, **changes), log, environment)
 
     def launch(self, name: str) -> None:
@@ -195,7 +219,7 @@ class Scene:
     async def stop(self) -> None:
         """The learner first, then the workers, then what they need; whoever does not end is named."""
         everyone = {**self.guests, **self.processes}
-        order = sorted(everyone, key=lambda name: (name in SERVERS, not name.startswith("learner")))
+        order = sorted(everyone, key=lambda name: (name in self._servers, not name.startswith("learner")))
         for name in order:
             await self._terminate(name, everyone[name])
         await self.gateway.stop()
@@ -221,7 +245,7 @@ class Scene:
             process = self.processes.pop(name, None) or self.guests.pop(name, None)
             if process is not None:
                 status = await self._terminate(name, process)
-                if status:
+                if status and "stopped while" not in self.last_words(name):  # it was starting
                     self.ended_alone.append({"process": name, "status": status, "said": self.last_words(name)})
 
     # --- watching -------------------------------------------------------------------------------------
