@@ -15,6 +15,7 @@ from typing import Any
 
 from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
 from cusearch_async.rollout.prompting import Arguments, encode, is_chat
+from cusearch_async.surrogates import without_surrogates
 
 Tools = Sequence[Mapping[str, Any]]
 """Functions in the form of the Chat Completions API."""
@@ -35,7 +36,7 @@ class ToolCall:
         """The arguments, or their text where that is no JSON."""
         try:
             return json.loads(self.arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return self.arguments
 
 
@@ -157,17 +158,16 @@ class Conversation:
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools, prompts: bool = True) -> str:
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=list(tools) or None,
-                    tokenize=False,
-                    add_generation_prompt=prompts,
-                    **(self._arguments or {}),
-                )
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=prompts,
+                **(self._arguments or {}),
             )
         except Exception as error:  # a template may raise anything
             raise EpisodeFailed(f"the chat template cannot be used for this: {first_line(error)}") from error
+        return without_surrogates(str(text))  # the policy may have written one as an escape in a call
 
 
 def further_ends(tokenizer: Any) -> tuple[str, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +23,15 @@ from cusearch_async.environments.task import Ending, Task
 from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
 from cusearch_async.rollout import prompting
 from cusearch_async.rollout.episode import EpisodeRunner, Policy
+from cusearch_async.surrogates import without_surrogates
 from cusearch_async.types import Question, Trajectory
+
+log = logging.getLogger(__name__)
+
+MOST_CHARACTERS = 2**16
+"""Of an answer: it is stored with the trajectory."""
+ATTEMPTS, END_S = 5, 3.0
+"""So often is a program cancelled that does not end, and so long waited for each time."""
 
 
 class AgentRunner(EpisodeRunner):
@@ -77,10 +87,7 @@ class AgentRunner(EpisodeRunner):
                 search=turns.search,
                 search_url=f"{url}/search",
             )
-            try:
-                ending = await self._ending(environment, task, session, turns)
-            finally:
-                await turns.end()
+            ending = await self._ending(environment, task, session, turns)
         if turns.finished == 0:
             raise EpisodeFailed(f"{environment.name} ended without asking the policy{session.refused}")
         episode.memory = ending.result
@@ -88,41 +95,76 @@ class AgentRunner(EpisodeRunner):
             score = await environment.final_score(episode)
         rows = [row.tape for row in turns.rows if row.tape.logprobs]
         found = self._trajectory(episode, rows, score, worker, started, turns.waited_s, turns.counted_tokens)
-        return replace(found, stderr=ending.stderr, ignored_fields=turns.ignored_fields)
+        return replace(found, stderr=without_surrogates(ending.stderr), ignored_fields=turns.ignored_fields)
 
     async def _ending(self, environment: AgentEnvironment, task: Task, session: Session, turns: Turns) -> Ending:
         """What the agent returned. Without a result after a limit of the episode, whatever it does about that, and
         where it fails after a mistake of the policy's."""
-        limit_s, failed, clock = self.settings.timeout_s, None, asyncio.timeout(None)
-        returned: Ending | str | float | None = None
+        limit_s, name, clock = self.settings.timeout_s, environment.name, asyncio.timeout(None)
 
         def begin() -> None:
             clock.reschedule(asyncio.get_running_loop().time() + limit_s)
 
+        if environment.agent is None:
+            assert self._remote is not None
+            program = asyncio.ensure_future(_outcome(self._remote.agent, task, begin))
+        else:
+            program = asyncio.ensure_future(_outcome(environment.agent, task))
         try:
-            async with clock:
-                if environment.agent is None:
-                    assert self._remote is not None
-                    returned = await self._remote.agent(task, begin)
-                else:
-                    begin()
-                    returned = await environment.agent(task)
-        except Exception as error:  # a user's program may raise anything
-            why = f"failed: {type(error).__name__}: {first_line(error)}{session.refused}"
-            if clock.expired():
-                why = f"took longer than episode.timeout_s ({limit_s:g} s)"
-            failed = EpisodeFailed(f"{environment.name} {why}")
-            failed.__cause__ = error
+            with suppress(TimeoutError):
+                async with clock:
+                    if environment.agent is not None:
+                        begin()
+                    await asyncio.wait({program})
+        finally:
+            await turns.end()
+            await _end(program, name)
+        returned, failed = None, None
+        if clock.expired():
+            failed = EpisodeFailed(f"{name} took longer than episode.timeout_s ({limit_s:g} s)")
+        elif program.cancelled():
+            failed = EpisodeFailed(f"{name} failed: CancelledError: it has cancelled itself")
+        elif isinstance(returned := program.result(), BaseException):
+            why = f"{type(returned).__name__}: {first_line(returned)}"
+            failed = EpisodeFailed(f"{name} failed: {why}{session.refused}")
+            failed.__cause__ = returned
         if turns.outage is not None:  # whatever the program made of it
             raise turns.outage
-        ending = returned if isinstance(returned, Ending) else Ending(returned)
+        ending = returned if isinstance(returned, Ending) else Ending(None if failed else returned)
         is_the_policys = bool(turns.mistake) and not clock.expired()
         if turns.reached_limit or (failed is not None and is_the_policys):
             return Ending(None, ending.stderr if failed is None else str(failed))
         if failed is not None:
             raise failed
-        result = ending.result
-        is_number = isinstance(result, float | int) and math.isfinite(result)
-        if not (result is None or isinstance(result, str) or is_number):
-            raise EpisodeFailed(f"{environment.name} must return a text, a finite number or None, got {result!r:.100}")
-        return ending
+        return replace(ending, result=_checked(ending.result, environment.name))
+
+
+def _checked(result: object, name: str) -> str | float | None:
+    """Raises: EpisodeFailed."""
+    if isinstance(result, str):
+        if len(result) > MOST_CHARACTERS:
+            raise EpisodeFailed(f"{name} returned an answer of {len(result)} characters, more than {MOST_CHARACTERS}")
+        return without_surrogates(result)
+    with suppress(OverflowError):
+        if result is None or (isinstance(result, float | int) and math.isfinite(result)):
+            return result
+    raise EpisodeFailed(f"{name} must return a text, a finite number or None, got {result!r:.100}")
+
+
+async def _outcome(program: Callable[..., Awaitable[Any]], *given: Any) -> Any:
+    """What it returns, or the error with which it ends; a user's program may raise anything."""
+    try:
+        return await program(*given)
+    except (Exception, SystemExit) as error:
+        return error
+
+
+async def _end(program: asyncio.Future[Any], name: str) -> None:
+    """Cancel it, again where it continues; it may have a process to end first."""
+    for _ in range(ATTEMPTS):
+        if program.done():
+            return
+        program.cancel()
+        await asyncio.wait({program}, timeout=END_S)
+    if not program.done():
+        log.warning("%s does not end though it is cancelled; it is left alone", name)

@@ -14,7 +14,7 @@ from cusearch_async.agents.conversation import Conversation, Message, ToolCall, 
 from cusearch_async.agents.parsing import Parsed, Parser
 from cusearch_async.config import EpisodeConfig
 from cusearch_async.environments import AgentEnvironment, Episode
-from cusearch_async.errors import CusearchError, EpisodeFailed, RetrievalError, first_line
+from cusearch_async.errors import CusearchError, EpisodeFailed, first_line
 from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.rollout.episode import Policy, Tape
 from cusearch_async.rollout.prompting import Arguments
@@ -226,7 +226,7 @@ class Turns:
         try:
             episode = self._episode
             return await self._environment.search.search(query, episode.seed, episode.question, episode.ticket)
-        except RetrievalError as error:
+        except CusearchError as error:
             self.outage = error
             raise
         finally:

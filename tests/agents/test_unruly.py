@@ -1,0 +1,173 @@
+"""Agents that end, fail and answer as no program should: an episode fails by name, and the worker lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import aiohttp
+import pytest
+
+from cusearch_async.agents import episode as agent_episode
+from cusearch_async.environments.task import Ending, Task
+from cusearch_async.errors import ContractMismatch, EpisodeFailed
+from cusearch_async.transport import codec
+from tests.agents.programs import SEARCH, client_of, with_tools
+from tests.agents.test_episodes import Scene, calling, parser  # noqa: F401  (a fixture)
+from tests.conftest import SLOW
+
+
+async def ask(task: Task) -> str:
+    async with client_of(task) as client:
+        messages = [{"role": "user", "content": task.question}]
+        reply = await client.chat.completions.create(model=task.model, messages=messages)
+        return reply.choices[0].message.content or ""
+
+
+async def cancels_what_it_awaits(task: Task) -> str:
+    await ask(task)
+    helper = asyncio.ensure_future(asyncio.sleep(100))
+    helper.cancel()
+    await helper
+    return "5"
+
+
+async def exits(task: Task) -> str:
+    await ask(task)
+    sys.exit(3)
+
+
+def fails_at_once(task: Task) -> str:
+    raise SystemExit(3)
+
+
+async def ends_with_it(task: Task) -> str:
+    sys.exit(await ask(task))
+
+
+def returning(result: object):
+    async def agent(task: Task) -> object:
+        await ask(task)
+        return result
+
+    return agent
+
+
+def scene_of(agent, turns=("5", "5"), **settings) -> Scene:
+    scene = Scene([*turns], **settings)
+    scene.runner._environments["a"].agent = agent
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        (cancels_what_it_awaits, "with_tools failed: CancelledError: it has cancelled itself"),
+        (exits, "with_tools failed: SystemExit: 3"),
+        (fails_at_once, "with_tools failed: SystemExit: 3"),
+        (returning(10**400), r"a text, a finite number or None, got 1000"),
+        (returning("x" * 100_000), r"an answer of 100000 characters, more than 65536"),
+    ],
+)
+async def test_the_episode_fails_by_name(agent, told):
+    with pytest.raises(EpisodeFailed, match=told):
+        await scene_of(agent).run()
+
+
+async def test_a_cancelled_episode_is_not_its_agents_failure():
+    """As where the worker ends."""
+    asked = asyncio.Event()
+
+    async def waits(task: Task) -> str:
+        asked.set()
+        await asyncio.sleep(1000)
+        return "5"
+
+    running = asyncio.ensure_future(scene_of(waits).run())
+    await asked.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, 10 * SLOW)
+
+
+@pytest.mark.parametrize("result", ["half \ud83d", Ending("half \ud83d", stderr="half \ud83d")])
+async def test_half_a_character_is_stored_as_a_question_mark(result):
+    """The policy itself may have written it, as an escape in the arguments of a call."""
+    trajectory = await scene_of(returning(result)).run()
+    assert trajectory.prediction == "half ?"
+    stored = codec.decode(codec.encode(trajectory), 10_000)
+    assert (stored.prediction, stored.stderr) == ("half ?", trajectory.stderr)
+
+
+async def test_an_agent_that_does_not_end_loses_its_slot_after_a_while(monkeypatch, caplog):
+    """It catches everything and tries again, as retry loops do."""
+    monkeypatch.setattr(agent_episode, "END_S", 0.05)
+    is_over = False
+
+    async def never_ends(task: Task) -> str:
+        while not is_over:
+            try:
+                await ask(task)
+                await asyncio.sleep(1000)
+            except BaseException:
+                await asyncio.sleep(0)
+        return "5"
+
+    try:
+        with pytest.raises(EpisodeFailed, match=r"with_tools took longer than episode\.timeout_s"):
+            await asyncio.wait_for(scene_of(never_ends, timeout_s=0.2).run(), 20 * SLOW)
+        assert "with_tools does not end though it is cancelled; it is left alone" in caplog.text
+    finally:
+        is_over = True
+
+
+class OfAnotherCorpus:
+    async def search(self, *_: object) -> list[str]:
+        raise ContractMismatch("the retriever serves another corpus now")
+
+
+async def test_a_retriever_with_another_corpus_is_no_failure_of_the_agents():
+    async def forgiving(task: Task) -> str:
+        with pytest.raises(ContractMismatch):
+            await task.search("Pinsk")
+        return await ask(task)
+
+    scene = scene_of(forgiving)
+    scene.runner._environments["a"].search = OfAnotherCorpus()
+    with pytest.raises(ContractMismatch, match="another corpus"):
+        await scene.run()
+
+
+def called_with(name: str, arguments: str) -> list[dict]:
+    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    return [{"role": "user", "content": "x"}, turn, {"role": "tool", "tool_call_id": "1", "content": "y"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "tool"),
+    [
+        (called_with("search", '{"query": "\\ud83d"}'), SEARCH),
+        (called_with("search", "[" * 5000), SEARCH),
+        (called_with("search\ud83d", "{}"), SEARCH),
+        ([{"role": "user", "content": "x"}], SEARCH | {"function": SEARCH["function"] | {"name": "a\ud83d"}}),
+    ],
+    ids=["half a character in arguments", "deep arguments", "in a name", "in a tool"],
+)
+async def test_what_the_policy_may_have_written_is_sent_back_without_an_error_of_the_server(messages, tool):
+    async def agent(task: Task) -> str:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {task.api_key}"}) as session:
+            body = json.dumps({"messages": messages, "tools": [tool]})
+            headers = {"Content-Type": "application/json"}
+            async with session.post(f"{task.base_url}/chat/completions", data=body, headers=headers) as answer:
+                assert answer.status in (200, 400), await answer.text()
+        return await ask(task)
+
+    assert (await scene_of(agent).run()).reward == 1.0
+
+
+async def test_the_policy_with_unruly_arguments_is_searched_for_without_half_characters():
+    turn = '<tool_call>{"name": "search", "arguments": {"query": "Pinsk \\ud83d"}}</tool_call>'
+    trajectory = await scene_of(with_tools, (turn, calling("Pinsk"), "5")).run()
+    assert (trajectory.depth, trajectory.reward) == (2, 1.0)
