@@ -121,8 +121,10 @@ def _make_marker(folder: Path, run: str) -> Marker:
 
 def adopt(folder: Path, marker: Marker) -> None:
     """Give a marked folder the marker of another, of the same run.name. Raises: WriteFailed."""
-    try:  # in place, as launch holds the file; it is as long as before
-        (folder / MARKER).write_bytes(msgspec.json.encode(marker))
+    try:  # in place, as launch holds the file
+        with (folder / MARKER).open("r+b") as file:
+            file.write(msgspec.json.encode(marker))  # about as long as what it covers, and never missing
+            file.truncate()
     except OSError as error:
         raise write_failed(folder / MARKER, error) from error
 

@@ -161,11 +161,7 @@ class Checkpoints:
         """Make the written checkpoint count. Raises: WriteFailed when it cannot be read back as it was written."""
         target = self._path(step)
         put_in_place(target)
-        try:
-            damaged = _read(target).damaged()
-        except (OSError, ValueError) as error:
-            damaged = [str(error)]
-        if damaged:
+        if damaged := damage_of(target):
             remove(target)
             raise WriteFailed(f"cannot write {target}: {', '.join(damaged[:3])} cannot be read back")
 
@@ -223,6 +219,14 @@ class Checkpoints:
             except (OSError, ValueError) as error:
                 log.warning("checkpoint %s has no state that can be read (%s); it is skipped", path, error)
         return sorted(found, key=_order)
+
+
+def damage_of(path: Path) -> list[str]:
+    """What of a checkpoint is not as it was written, in words; reads all of it."""
+    try:
+        return _read(path).damaged()
+    except (OSError, ValueError) as error:
+        return [str(error)]
 
 
 def _order(checkpoint: Checkpoint) -> tuple[int, int]:

@@ -19,14 +19,14 @@ import msgspec
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, ObjectsUnavailable, WriteFailed
-from cusearch_async.files import put_in_place, write_failed, write_file, writing
+from cusearch_async.files import put_in_place, remove_sealed, write_failed, write_file, writing
 from cusearch_async.learner.interface import STATE_FILE, is_sealed
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.objects import Objects
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.folder import MARKER, METRICS, SCORES, STARTS, Marker
 from cusearch_async.run.history import epochs_and_steps
-from cusearch_async.training.checkpoint import NAME, Checkpoints, checkpoints_of
+from cusearch_async.training.checkpoint import NAME, Checkpoints, checkpoints_of, damage_of
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +64,7 @@ class CheckpointObjects:
             if MARKER in paths:
                 await self._adopt_marker()
                 await self._restore_history(paths)
-                for name, files in _checkpoints_in(paths).items():
-                    if STATE_FILE in files:
-                        await self._restore_checkpoint(name, files)
+                await self._restore_checkpoints(paths)
 
     async def _adopt_marker(self) -> None:
         """A folder that no learner has used becomes the run's."""
@@ -92,25 +90,41 @@ class CheckpointObjects:
         )
 
     async def _restore_history(self, paths: Sequence[str]) -> None:
-        missing = [path for path in _starts_in(paths) if not (self._folder / path).exists()]
+        missing = {path for path in _starts_in(paths) if not (self._folder / path).exists()}
+        counting = {path for path in missing if path.endswith(".json")}
         (self._folder / STARTS).mkdir(exist_ok=True)
-        for path in sorted(missing, key=lambda path: path.endswith(".json")):  # a start counts when all of it is here
+        for path in sorted(missing - counting):
             await self._restore_file(path)
-        if any(path.endswith(".json") for path in missing):  # learners elsewhere have written more
+        if counting:  # learners elsewhere have written more
             for path in {METRICS, SCORES} & set(paths):
                 await self._restore_file(path)
+        for path in sorted(counting):  # a start counts when all of it and its curves are here
+            await self._restore_file(path)
 
-    async def _restore_checkpoint(self, name: str, files: Sequence[str]) -> None:
-        target = self._folder / CHECKPOINTS / name
-        if is_sealed(target):
-            return
-        with log_waiting(log, f"waiting for checkpoint {name} from {self._objects.url}"):
-            with writing(target) as unfinished:
-                for file in files:
-                    into = unfinished / file
-                    into.parent.mkdir(parents=True, exist_ok=True)
-                    await self._fetch(f"{CHECKPOINTS}/{name}/{file}", into)
-            put_in_place(target)
+    async def _restore_checkpoints(self, paths: Sequence[str]) -> None:
+        """What is here already is not fetched, the newest only if it is intact."""
+        whole = {name: files for name, files in _checkpoints_in(paths).items() if STATE_FILE in files}
+        newest = max(whole, key=_order_of, default="")
+        for name, files in whole.items():
+            target = self._folder / CHECKPOINTS / name
+            if is_sealed(target) and (name != newest or not await asyncio.to_thread(damage_of, target)):
+                continue
+            try:
+                with log_waiting(log, f"waiting for checkpoint {name} from {self._objects.url}"):
+                    await self._restore_checkpoint(target, files)
+            except ObjectsUnavailable:
+                if await asyncio.to_thread(self.has, name):
+                    raise
+                log.info("checkpoint %s was removed meanwhile by a learner that still runs", name)
+
+    async def _restore_checkpoint(self, target: Path, files: Sequence[str]) -> None:
+        with writing(target) as unfinished:
+            for file in files:
+                into = unfinished / file
+                into.parent.mkdir(parents=True, exist_ok=True)
+                await self._fetch(f"{CHECKPOINTS}/{target.name}/{file}", into)
+        remove_sealed(target, STATE_FILE)
+        put_in_place(target)
 
     async def _restore_file(self, path: str) -> None:
         target = self._folder / path
@@ -130,6 +144,10 @@ class CheckpointObjects:
                     await asyncio.to_thread(into.write, piece)
 
     # --- to be continued elsewhere --------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether all of a checkpoint is there. Raises: ObjectsUnavailable."""
+        return STATE_FILE in _checkpoints_in(self._objects.paths()).get(name, ())
 
     def keep(self, checkpoint: Path) -> None:
         """Put a checkpoint there, and the curves so far. Raises: WriteFailed."""
@@ -180,6 +198,9 @@ class ObjectCheckpoints(Checkpoints):
 
     def begin(self, epoch: int, step: int) -> None:
         super().begin(epoch, step)
+        resumed = self.by_step().get(step)
+        if resumed is not None and not self._objects.has(resumed.path.name):
+            self._objects.keep(resumed.path)
         self._objects.keep_history()  # from now on later checkpoints of earlier learners do not count
 
     def finish(self, step: int) -> None:
@@ -209,7 +230,13 @@ def _starts_in(paths: Sequence[str]) -> list[str]:
 
 
 def _epoch_of(name: str) -> int:
-    return int(name.rpartition("-e")[2])
+    return _order_of(name)[1]
+
+
+def _order_of(name: str) -> tuple[int, int]:
+    """Step and epoch."""
+    step, _, epoch = name.removeprefix("step").partition("-e")
+    return int(step), int(epoch)
 
 
 def learner_checkpoints(config: Config) -> Checkpoints:

@@ -247,3 +247,80 @@ def test_a_store_that_cannot_be_read_is_named(host, objects, monkeypatch):
     monkeypatch.setattr(Objects, "paths", refuses)
     with pytest.raises(ObjectsUnavailable, match="refused"):
         host("here").restore()
+
+
+def test_a_restore_that_is_cut_off_before_the_curves_brings_them_the_next_time(host, objects, monkeypatch):
+    """Or the next learner here would put its old ones over the complete ones there."""
+    here, there = host("here"), host("there")
+    save(here.start(1), 1)
+    append_row(here.folder / "metrics.jsonl", {"step": 0, "epoch": 1})
+    theirs = there.start(2, 1)
+    append_row(there.folder / "metrics.jsonl", {"step": 1, "epoch": 2})
+    append_row(there.folder / "eval.jsonl", {"step": 1, "epoch": 2})
+    save(theirs, 4)
+    curves = {name: (there.folder / name).read_bytes() for name in ("metrics.jsonl", "eval.jsonl")}
+    restore_file = CheckpointObjects._restore_file
+
+    async def cut_off(self, path):
+        if path in curves:
+            raise ObjectsUnavailable("an outage")
+        await restore_file(self, path)
+
+    monkeypatch.setattr(CheckpointObjects, "_restore_file", cut_off)
+    with pytest.raises(ObjectsUnavailable):
+        here.restore()
+    monkeypatch.setattr(CheckpointObjects, "_restore_file", restore_file)
+    here.start(3, 4)
+    assert {name: (here.folder / name).read_bytes() for name in curves} == curves
+    elsewhere = host("elsewhere")
+    elsewhere.restore()
+    assert {name: (elsewhere.folder / name).read_bytes() for name in curves} == curves
+
+
+def test_a_checkpoint_that_could_not_be_put_there_is_put_there_by_the_next_learner(host, objects, monkeypatch):
+    here = host("here")
+    checkpoints = here.start(1)
+    save(checkpoints, 2)
+    put = Objects.put
+
+    def refuse(self, path, file):
+        if "step000004" in path:
+            raise WriteFailed("an outage")
+        put(self, path, file)
+
+    monkeypatch.setattr(Objects, "put", refuse)
+    write(checkpoints, 4)
+    with pytest.raises(WriteFailed):
+        checkpoints.finish(4)
+    monkeypatch.setattr(Objects, "put", put)
+    here.start(2, 4)
+    elsewhere = host("elsewhere")
+    elsewhere.restore()
+    assert elsewhere.newest() == here.newest() == "step000004-e1"
+
+
+def test_a_checkpoint_that_a_living_learner_removes_meanwhile_is_not_needed(host, objects, monkeypatch):
+    checkpoints, elsewhere = host("here").start(1), host("elsewhere")
+    for step in (1, 2, 3):
+        save(checkpoints, step)
+    fetch, saved = CheckpointObjects._fetch, []
+
+    async def slow(self, path, target):
+        if not saved:
+            saved.append(await asyncio.to_thread(save, checkpoints, 9))
+        await fetch(self, path, target)
+
+    monkeypatch.setattr(CheckpointObjects, "_fetch", slow)
+    elsewhere.restore()
+    assert elsewhere.newest() == "step000003-e1"
+
+
+def test_a_checkpoint_that_is_damaged_here_is_fetched_again(host, objects, caplog):
+    here = host("here")
+    save(here.start(1), 2)
+    file = here.folder / "checkpoints" / "step000002-e1" / "deepspeed" / "weights"
+    whole = file.read_bytes()
+    file.write_bytes(b"9")
+    here.restore()
+    assert file.read_bytes() == whole
+    assert here.newest() == "step000002-e1"
