@@ -21,9 +21,11 @@ class Snapshot:
     workers: dict[str, WorkerStatus]
 
     def cells(self, s_max: int, staleness: int) -> list[list[int]]:
-        """[S_max+1][staleness+1] buffered trajectories by depth and staleness; more columns where some are older."""
+        """[S_max+1][staleness+1] buffered trajectories by depth and staleness; more where some are deeper or older,
+        as after a change of settings."""
         ages = {version: max(0, self.state.step - version) for _, version in self.depth_by_version}
-        counts = [[0] * (max([*ages.values(), staleness]) + 1) for _ in range(s_max + 1)]
+        deepest = max([s_max, *(depth for depth, _ in self.depth_by_version)])
+        counts = [[0] * (max([*ages.values(), staleness]) + 1) for _ in range(deepest + 1)]
         for (depth, version), count in self.depth_by_version.items():
             counts[depth][ages[version]] += count
         return counts

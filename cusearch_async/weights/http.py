@@ -20,6 +20,7 @@ import logging
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -52,6 +53,8 @@ WORTH_IT = 0.7
 """A difference is sent if it has less than this share of the file's bytes."""
 POLL_S = 0.1
 RETRY_S = 1.0
+MOST_ASKED = 30
+"""Times that a client is told the last version at the learner's end: one that cannot get it is then given up."""
 
 
 class HttpTransport:
@@ -113,6 +116,8 @@ class Server:
         """Open questions for the last version."""
         self._needing: dict[str, float] = {}
         """Clients that were given its name, and have not said that they have it -> when that was."""
+        self._told = Counter[str]()
+        """How often they were given it."""
 
     def application(self) -> web.Application:
         application = web.Application(middlewares=[self._authorized])
@@ -163,7 +168,8 @@ class Server:
         finally:
             self.asking -= 1
         self._needing[client] = time.monotonic()
-        if last == [request.query.get("have")]:
+        self._told[client] += 1
+        if last == [request.query.get("have")] or self._told[client] >= MOST_ASKED:
             self._needing.pop(client)
         return response
 
