@@ -31,7 +31,7 @@ def commands() -> str:
     counts = Counter(_line(action) for inner in _descendants(parser) for action in _shown(inner))
     common = [line for line, count in counts.items() if count >= SEVERAL]
     pages = [line for name, text, inner in _inner(parser) for line in _command(name, text, inner, common)]
-    return "\n".join([f"Arguments of several; all that read a config or run take `{TRUST}`:\n", *common, "", *pages])
+    return "\n".join([f"Arguments of several; those that only look at a run take `{TRUST}`:\n", *common, "", *pages])
 
 
 def metrics() -> str:

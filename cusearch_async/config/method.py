@@ -25,8 +25,8 @@ class PoolConfig(Section):
     defer: Shared[int] = Field(2, ge=1)
     """Pools that a group may miss with `order = "deferred"`."""
     hedge_after_s: Free[float] = Field(0.0, ge=0)
-    """A worker with nothing else to do runs what another's ticket still lacks after this time, if its pool is near; of
-    each rollout the first to finish counts. Take what 99 % of the episodes need; 0: never."""
+    """After this time an idle worker also runs a ticket's missing rollouts, if its pool is near; the first to finish
+    counts. Take what 99 % of the episodes need; 0: never."""
     max_attempts: Shared[int] = Field(5, ge=1)
     """Attempts at a ticket before its group stays incomplete. An attempt fails when its worker dies or an episode
     fails."""
