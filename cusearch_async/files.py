@@ -138,7 +138,7 @@ def refuse_unwritable(path: Path, option: str) -> None:
     """Check before long work that a file can be written. Writes nothing, and does not make missing folders.
 
     Raises: ConfigError that names `option`, the option with the path."""
-    with writing_output(path, option):
+    with _named(path, option):
         if path.exists():
             path.open("ab").close()
         else:
@@ -148,9 +148,17 @@ def refuse_unwritable(path: Path, option: str) -> None:
 
 @contextmanager
 def writing_output(path: Path, option: str) -> Iterator[None]:
-    """Wraps code that writes a file where a user wants it. Nothing is deleted: the path may be a device.
+    """Wraps code that writes a file where a user wants it, and makes its folder. Nothing is deleted: the path may be a
+    device.
 
     Raises: ConfigError that names `option`, the option with the path."""
+    with _named(path, option):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+
+
+@contextmanager
+def _named(path: Path, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -12,6 +12,18 @@ API = ("agents/api.py", "agents/test_gateway.py")
 GATEWAY = ("agents/gateway.py", "agents/test_gateway.py")
 
 AGENTS = {
+    "an agent's exit is the worker's": (
+        EPISODES,
+        "except (Exception, SystemExit) as error:",
+        "except Exception as error:",
+    ),
+    "an agent is cancelled once": (EPISODES, "ATTEMPTS, END_S = 5, 3.0", "ATTEMPTS, END_S = 1, 3.0"),
+    "another corpus is the program's affair": (
+        TURNS,
+        "        except CusearchError as error:\n            self.outage",
+        "        except EpisodeFailed as error:\n            self.outage",
+    ),
+    "an answer has half characters": (EPISODES, "return without_surrogates(result)", "return result"),
     "a changed history goes unnoticed": (TOKENS, "if not known.says(given):", "if known.role != given.role:"),
     "white space around a turn changes history": (
         TOKENS,
@@ -49,8 +61,8 @@ AGENTS = {
     "a result counts again in a new row": (TURNS, "                del self._uncounted[number]\n", ""),
     "a failed search is forgiven": (
         TURNS,
-        "except RetrievalError as error:\n            self.outage = error",
-        "except RetrievalError:",
+        "            self.outage = error\n            raise\n        finally:",
+        "            raise\n        finally:",
     ),
     "a dead engine is an agent's failure": (TURNS, "if not isinstance(error, EpisodeFailed):", "if False:"),
     "a limit fails the episode": (EPISODES, "if turns.reached_limit or (", "if (False and turns) or ("),
@@ -93,8 +105,8 @@ AGENTS = {
     ),
     "the time begins before anybody takes it": (
         EPISODES,
-        "                if environment.agent is None:",
-        "                begin()\n                if environment.agent is None:",
+        "                    if environment.agent is not None:",
+        "                    if True:",
     ),
     "episodes of all environments are given": (REMOTE, "environment in (None, offer.task.environment)", "True"),
     "the policy's mistake fails the episode": (

@@ -64,8 +64,23 @@ WEIGHTS = {
     ),
     "a checkpoint without its state is restored": (
         CHECKPOINTS,
-        "                    if STATE_FILE in files:\n",
-        "                    if files:\n",
+        "_checkpoints_in(paths).items() if STATE_FILE in files}",
+        "_checkpoints_in(paths).items()}",
+    ),
+    "a start is restored before its curves": (
+        CHECKPOINTS,
+        "for path in sorted(missing - counting):",
+        "for path in sorted(missing):",
+    ),
+    "a checkpoint whose upload failed stays away": (
+        CHECKPOINTS,
+        "if resumed is not None and not self._objects.has(resumed.path.name):",
+        "if False:",
+    ),
+    "a damaged checkpoint is not fetched again": (
+        CHECKPOINTS,
+        "(name != newest or not await asyncio.to_thread(damage_of, target))",
+        "True",
     ),
     "a later learner's checkpoints are removed": (CHECKPOINTS, "if _epoch_of(name) <= epoch and not", "if not"),
     "old checkpoints stay in the object store": (CHECKPOINTS, "self._objects.remove_old(self.epoch)", "pass"),

@@ -11,8 +11,16 @@ import pytest
 from safetensors import SafetensorError
 
 from cusearch_async import files
-from cusearch_async.errors import WriteFailed
-from cusearch_async.files import append_row, put_in_place, whole_or_absent, write_file, writing
+from cusearch_async.errors import ConfigError, WriteFailed
+from cusearch_async.files import (
+    append_row,
+    put_in_place,
+    refuse_unwritable,
+    whole_or_absent,
+    write_file,
+    writing,
+    writing_output,
+)
 
 NAME = re.compile(r"v(\d+)")
 
@@ -134,6 +142,18 @@ def test_a_disk_that_refuses_is_named_in_one_line_and_leaves_no_half_folder(tmp_
 def test_a_programming_error_while_writing_stays_what_it_is(tmp_path: Path):
     with pytest.raises(RuntimeError, match="mat1 and mat2"), whole_or_absent(tmp_path / "checkpoint"):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_an_output_that_passed_the_first_check_is_written_though_its_folder_is_missing(tmp_path: Path):
+    """Or hours of work would be lost to it."""
+    output = tmp_path / "not" / "there" / "yet.json"
+    refuse_unwritable(output, "--output")
+    assert not output.parent.exists()
+    with writing_output(output, "--output"):
+        output.write_text("1")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--output .*/file/x cannot be written: Not a directory; choose another"):
+        refuse_unwritable(tmp_path / "file" / "x", "--output")
 
 
 def test_a_row_after_an_incomplete_line_has_a_separate_line(tmp_path: Path):

@@ -93,7 +93,6 @@ def demonstrate(arguments: argparse.Namespace, overrides: list[str]) -> None:
     teacher = Teacher(config.retriever.topk, config.run.seed)  # a pupil sees as many passages as its teacher
     rows = list(teacher.write(arguments.count))
     with writing_output(arguments.output, "--output"):
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         arguments.output.write_text("".join(lines), encoding="utf-8")
     Console().print(f"{len(rows)} demonstrations in {arguments.output}", soft_wrap=True)

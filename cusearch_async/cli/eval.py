@@ -237,7 +237,6 @@ def write(output: Path, report: Report, model: str) -> None:
     episodes = episodes_of(report.episodes, load_tokenizer(model))
     text = page(report.title, {"screens": ["episodes"], "table": rows, "groups": episodes})
     with writing_output(output, "--output"):
-        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(report.as_json(), indent=1), encoding="utf-8")
         output.with_suffix(".html").write_text(text, encoding="utf-8")
 

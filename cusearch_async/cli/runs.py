@@ -148,7 +148,8 @@ def compare(arguments: argparse.Namespace, _: list[str]) -> None:
     held_out = {
         str(run.folder): [(row["step"], row["all"]["em"]) for row in run.scores if "all" in row] for run in runs
     }
-    draw_together({str(run.folder): run.rows for run in runs}, held_out, arguments.output)
+    with writing_output(arguments.output, "--output"):
+        draw_together({str(run.folder): run.rows for run in runs}, held_out, arguments.output)
     console.print(f"plot    {arguments.output}", soft_wrap=True)
 
 
@@ -191,10 +192,8 @@ def plot(arguments: argparse.Namespace, _: list[str]) -> None:
         if not rows:
             raise ConfigError(f"{folder / METRICS} holds no step yet; give the folder of a run, like runs/demo")
         picture = folder / "plot.png"
-        try:
+        with writing_output(picture, "the picture"):
             draw(rows, str(folder), picture)
-        except OSError as error:
-            raise ConfigError(f"{picture} cannot be written: {error.strerror}") from error
         log.info("drew %s", picture)
 
 

@@ -33,7 +33,6 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     shown = {"screens": ["episodes"], "recorded": [arguments.step], "table": _table(step), "groups": groups_of(step)}
     text = page(title, shown)
     with writing_output(output, "--output"):
-        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
     log.info("wrote %s", output)
 

@@ -246,7 +246,6 @@ def refuse_ending(path: Path, option: str) -> None:
 def write_questions(questions: Sequence[Question], path: Path) -> None:
     """Search-R1's schema, the paper's template in `prompt`; BrowseComp-Plus's `evidence_docs` where evidence is known,
     and `metadata` where there is any (in parquet as JSON text, because rows have different keys)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         rows = [_columns(question) | _known(question) for question in questions]
         lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)

@@ -122,6 +122,22 @@ async def test_an_agent_that_does_not_end_loses_its_slot_after_a_while(monkeypat
         is_over = True
 
 
+async def test_an_agent_that_swallows_its_first_cancellation_is_cancelled_again(monkeypatch, caplog):
+    monkeypatch.setattr(agent_episode, "END_S", 0.05)
+
+    async def swallows_one(task: Task) -> str:
+        await ask(task)
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1000)
+        return "5"
+
+    with pytest.raises(EpisodeFailed, match="took longer"):
+        await asyncio.wait_for(scene_of(swallows_one, timeout_s=0.2).run(), 20 * SLOW)
+    assert "does not end" not in caplog.text
+
+
 class OfAnotherCorpus:
     async def search(self, *_: object) -> list[str]:
         raise ContractMismatch("the retriever serves another corpus now")

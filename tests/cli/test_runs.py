@@ -168,12 +168,12 @@ def test_a_comparison_draws_what_was_scored_on_held_out_questions(make_run, tmp_
         append_row(one.folder / "eval.jsonl", {"step": version, "epoch": 1, "all": {"em": em}})
     drawn = []
     monkeypatch.setattr(runs, "draw_together", lambda rows, held_out, path: drawn.append(held_out))
-    words = ["runs", "compare", str(one.folder), str(other.folder), "--output", str(tmp_path / "c.png")]
+    words = ["runs", "compare", str(one.folder), str(other.folder), "--output", str(tmp_path / "pictures" / "c.png")]
     cusearch(capsys, *words)
     assert drawn == [{str(one.folder): [(0, 0.25), (10, 0.75)], str(other.folder): []}]
     monkeypatch.undo()
     cusearch(capsys, *words)
-    assert (tmp_path / "c.png").stat().st_size > 5000
+    assert (tmp_path / "pictures" / "c.png").stat().st_size > 5000, "in a folder that was not there"
 
 
 def differences_of(*folders):

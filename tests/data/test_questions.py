@@ -188,7 +188,7 @@ def test_rows_without_a_place_are_named_after_their_file_and_line(write):
 
 def test_what_is_written_is_search_r1s_schema_and_is_read_back(tmp_path, write):
     before = load_questions([write(ROW, ROW | {"data_source": "hotpotqa"})])
-    path = tmp_path / "out" / "test.parquet"
+    path = tmp_path / "test.parquet"
     write_questions(before, path)
     (first, _) = parquet.read_table(path).to_pylist()
     assert first["prompt"][0]["role"] == "user"
