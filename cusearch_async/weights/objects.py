@@ -93,7 +93,12 @@ class ObjectStore(WeightStore):
             log.warning("old versions stay in the object store until the next one: %s", error)
 
     def verify(self, name: str) -> Manifest:
-        if MANIFEST not in versions_in(self._objects).get(name, ()):
+        try:
+            is_there = MANIFEST in versions_in(self._objects).get(name, ())
+        except WeightsUnavailable as error:
+            log.warning("%s; %s is taken to be there", error, name)
+            is_there = True
+        if not is_there:
             raise WeightsUnavailable(f"{self._objects.url} has no whole version {name}")
         return super().verify(name)
 

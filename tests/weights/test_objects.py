@@ -149,6 +149,22 @@ def test_versions_that_cannot_be_removed_do_not_end_the_learner(site, monkeypatc
     assert "old versions stay in the object store until the next one: cannot remove" in caplog.text
 
 
+def test_a_version_is_not_published_again_because_the_store_cannot_be_asked(site, monkeypatch, caplog):
+    """As a learner that starts again would: during an outage that ended it."""
+    name = site.publish(1)
+
+    def unreachable(own):
+        raise WeightsUnavailable("cannot list the store")
+
+    monkeypatch.setattr(Objects, "paths", unreachable)
+    assert site.store.verify(name).version == 1
+    assert "cannot list the store; v000001-e1 is taken to be there" in caplog.text
+    monkeypatch.undo()
+    site.host()._objects.remove(f"{name}/{MANIFEST}")
+    with pytest.raises(WeightsUnavailable, match="has no whole version v000001-e1"):
+        site.store.verify(name)
+
+
 def test_what_is_kept_for_the_evaluator_stays(site):
     store = ObjectStore(site.folder / "weights", open_objects(site.url), keeps=lambda version: version == 0)
     for version in range(5):
