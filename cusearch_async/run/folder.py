@@ -121,9 +121,9 @@ def _make_marker(folder: Path, run: str) -> Marker:
 
 def adopt(folder: Path, marker: Marker) -> None:
     """Give a marked folder the marker of another, of the same run.name. Raises: WriteFailed."""
-    try:  # in place, as launch holds the file
+    try:  # in place, as launch holds the file, and empty at no moment
         with (folder / MARKER).open("r+b") as file:
-            file.write(msgspec.json.encode(marker))  # about as long as what it covers, and never missing
+            file.write(msgspec.json.encode(marker))
             file.truncate()
     except OSError as error:
         raise write_failed(folder / MARKER, error) from error
