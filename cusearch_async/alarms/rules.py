@@ -207,7 +207,7 @@ RULES = (
     ),
     Rule(
         "slow_publishing",
-        "time/publish_s",
+        "time/lent_s",
         "more than 0.3 of a step, and a second, waiting until earlier weights are written, in three steps",
         "Writing a version takes longer than a step: the disk is slow, or busy.",
         "Put weights.folder into /dev/shm, or raise learner.publish_every.",
