@@ -82,7 +82,7 @@ WEIGHTS = {
         "(name != newest or not await asyncio.to_thread(damage_of, target))",
         "True",
     ),
-    "a later learner's checkpoints are removed": (CHECKPOINTS, "if _epoch_of(name) <= epoch and not", "if not"),
+    "a later learner's checkpoints are removed": (CHECKPOINTS, "if _order_of(name)[1] <= epoch and not", "if not"),
     "old checkpoints stay in the object store": (CHECKPOINTS, "self._objects.remove_old(self.epoch)", "pass"),
     "a take-over is not told at once": (
         CHECKPOINTS,

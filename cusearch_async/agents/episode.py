@@ -136,7 +136,7 @@ class AgentRunner(EpisodeRunner):
             return Ending(None, ending.stderr if failed is None else str(failed))
         if failed is not None:
             raise failed
-        return replace(ending, result=_checked(ending.result, environment.name))
+        return replace(ending, result=_checked(ending.result, name))
 
 
 def _checked(result: object, name: str) -> str | float | None:

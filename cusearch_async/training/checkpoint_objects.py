@@ -185,7 +185,7 @@ class CheckpointObjects:
         """Those of learners up to `epoch` that the folder has no more, their states first. Raises: ObjectsUnavailable;
         WriteFailed."""
         for name, files in _checkpoints_in(self._objects.paths()).items():
-            if _epoch_of(name) <= epoch and not (self._folder / CHECKPOINTS / name).exists():
+            if _order_of(name)[1] <= epoch and not (self._folder / CHECKPOINTS / name).exists():
                 self._objects.remove_sealed(f"{CHECKPOINTS}/{name}", files, STATE_FILE)
 
 
@@ -229,14 +229,11 @@ def _starts_in(paths: Sequence[str]) -> list[str]:
     return [path for path in paths if PurePosixPath(path).parent == PurePosixPath(STARTS)]
 
 
-def _epoch_of(name: str) -> int:
-    return _order_of(name)[1]
-
-
 def _order_of(name: str) -> tuple[int, int]:
     """Step and epoch."""
-    step, _, epoch = name.removeprefix("step").partition("-e")
-    return int(step), int(epoch)
+    match = NAME.fullmatch(name)
+    assert match is not None, name
+    return int(match[1]), int(match[2])
 
 
 def learner_checkpoints(config: Config) -> Checkpoints:

@@ -1,4 +1,4 @@
-"""Agents that end, fail and answer as no program should: an episode fails by name, and the worker lives on."""
+"""Programs of users that misbehave: their episode fails with the reason, and the worker continues."""
 
 from __future__ import annotations
 
@@ -40,10 +40,6 @@ async def exits(task: Task) -> str:
 
 def fails_at_once(task: Task) -> str:
     raise SystemExit(3)
-
-
-async def ends_with_it(task: Task) -> str:
-    sys.exit(await ask(task))
 
 
 def returning(result: object):

@@ -16,6 +16,7 @@ from cusearch_async.data.files import read_rows, write_questions
 from cusearch_async.data.questions import SUITE, load_eval_questions, load_questions
 from cusearch_async.data.rows import tidy
 from cusearch_async.errors import ConfigError
+from cusearch_async.files import writing_output
 from cusearch_async.types import Question
 
 ROW = {
@@ -188,8 +189,9 @@ def test_rows_without_a_place_are_named_after_their_file_and_line(write):
 
 def test_what_is_written_is_search_r1s_schema_and_is_read_back(tmp_path, write):
     before = load_questions([write(ROW, ROW | {"data_source": "hotpotqa"})])
-    path = tmp_path / "test.parquet"
-    write_questions(before, path)
+    path = tmp_path / "out" / "test.parquet"
+    with writing_output(path, "--output"):
+        write_questions(before, path)
     (first, _) = parquet.read_table(path).to_pylist()
     assert first["prompt"][0]["role"] == "user"
     assert "who wrote Dubliners?" in first["prompt"][0]["content"]

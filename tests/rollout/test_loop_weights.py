@@ -13,16 +13,16 @@ from tests.rollout.workers import FakeEngine, running, until
 from tests.transport.filling import start
 
 
-class TornStore:
+class UnreadableStore:
     """An engine's weights: some versions cannot be read."""
 
-    def __init__(self, engine: FakeEngine, *torn: str, error: Exception | None = None) -> None:
-        self.torn, self.tried = set(torn), []
+    def __init__(self, engine: FakeEngine, *unreadable: str, error: Exception | None = None) -> None:
+        self.unreadable, self.tried = set(unreadable), []
         load = engine.load
 
         async def reading(store, name, check):
             self.tried.append(name)
-            if name in self.torn:
+            if name in self.unreadable:
                 raise error or WeightsUnavailable(f"{name} is missing or damaged")
             await load(store, name, check)
 
@@ -31,12 +31,12 @@ class TornStore:
 
 async def test_a_torn_version_is_passed_over_and_the_next_one_taken(parts, caplog):
     _, buffer, runner, loop = parts
-    torn = TornStore(loop._engine, "v000001-e1")
+    store = UnreadableStore(loop._engine, "v000001-e1")
     await start(buffer)
     async with running(loop):
         await until(lambda: len(runner.running) == 16)
         await buffer.announce(1, "v000001-e1")
-        await until(lambda: torn.tried.count("v000001-e1") >= 2)
+        await until(lambda: store.tried.count("v000001-e1") >= 2)
         assert (loop._engine.loaded, len(runner.running)) == ("v000000-e1", 16)
         assert "v000001-e1 is missing or damaged; continuing with v000000-e1" in caplog.text
         await buffer.announce(2, "v000002-e1")
@@ -45,20 +45,20 @@ async def test_a_torn_version_is_passed_over_and_the_next_one_taken(parts, caplo
 
 async def test_a_worker_without_room_for_a_version_continues_with_the_one_before(parts, caplog):
     _, buffer, runner, loop = parts
-    torn = TornStore(loop._engine, "v000001-e1", error=WriteFailed("cannot write model.safetensors: disk full"))
+    store = UnreadableStore(loop._engine, "v000001-e1", error=WriteFailed("cannot write model.safetensors: disk full"))
     await start(buffer)
     async with running(loop):
         await until(lambda: len(runner.running) == 16)
         await buffer.announce(1, "v000001-e1")
-        await until(lambda: torn.tried.count("v000001-e1") >= 2)
+        await until(lambda: store.tried.count("v000001-e1") >= 2)
         assert "cannot write model.safetensors: disk full; continuing with v000000-e1" in caplog.text
-        torn.torn.clear()
+        store.unreadable.clear()
         await until(lambda: loop._engine.loaded == "v000001-e1")
 
 
 async def test_a_worker_that_never_has_room_for_weights_names_its_disk(parts):
     _, buffer, _, loop = parts
-    TornStore(loop._engine, "v000000-e1", error=WriteFailed("cannot write model.safetensors: disk full"))
+    UnreadableStore(loop._engine, "v000000-e1", error=WriteFailed("cannot write model.safetensors: disk full"))
     loop._loader = weight_loader.PatientLoader(loop._engine, None, 0.3)
     await start(buffer)
     with pytest.raises(WriteFailed, match=r"^cannot write model.safetensors: disk full; .* loaded for 0\.3 s$"):
@@ -67,17 +67,17 @@ async def test_a_worker_that_never_has_room_for_weights_names_its_disk(parts):
 
 async def test_a_version_that_a_shared_disk_shows_late_is_loaded_when_it_is_there(parts):
     _, buffer, runner, loop = parts
-    torn = TornStore(loop._engine, "v000000-e1")
+    store = UnreadableStore(loop._engine, "v000000-e1")
     await start(buffer)
     async with running(loop):
-        await until(lambda: len(torn.tried) >= 2)
-        torn.torn.clear()
+        await until(lambda: len(store.tried) >= 2)
+        store.unreadable.clear()
         await until(lambda: len(runner.running) == 16)
 
 
 async def test_a_worker_with_nothing_to_do_gives_torn_weights_up_after_a_while(parts, monkeypatch):
     _, buffer, _, loop = parts
-    TornStore(loop._engine, "v000000-e1")
+    UnreadableStore(loop._engine, "v000000-e1")
     loop._loader = weight_loader.PatientLoader(loop._engine, None, 0.3)
     await start(buffer)
     with pytest.raises(WeightsUnavailable, match=r"v000000-e1 is missing or damaged; no other version .* for 0\.3 s"):
@@ -86,11 +86,11 @@ async def test_a_worker_with_nothing_to_do_gives_torn_weights_up_after_a_while(p
 
 async def test_a_worker_with_episodes_to_play_never_gives_torn_weights_up(parts):
     _, buffer, runner, loop = parts
-    torn = TornStore(loop._engine, "v000001-e1")
+    store = UnreadableStore(loop._engine, "v000001-e1")
     loop._loader = weight_loader.PatientLoader(loop._engine, None, 0.05)
     await start(buffer)
     async with running(loop) as working:
         await until(lambda: len(runner.running) == 16)
         await buffer.announce(1, "v000001-e1")
-        await until(lambda: torn.tried.count("v000001-e1") >= 3)
+        await until(lambda: store.tried.count("v000001-e1") >= 3)
         assert not working.done()

@@ -66,6 +66,22 @@ def put(objects: Objects, path: str, content: bytes) -> None:
     obstore.put(objects._store, path, content)
 
 
+def save_without(part: str, checkpoints, step: int) -> None:
+    """In an outage that begins with the first object whose path has this part."""
+    put = Objects.put
+
+    def refuse(own, path, file):
+        if part in path:
+            raise WriteFailed("an outage")
+        put(own, path, file)
+
+    write(checkpoints, step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Objects, "put", refuse)
+        with pytest.raises(WriteFailed, match="an outage"):
+            checkpoints.finish(step)
+
+
 def test_another_machine_finds_checkpoints_starts_and_curves(host, objects):
     here, there = host("here"), host("there")
     first = here.start(1)
@@ -139,21 +155,11 @@ def test_old_checkpoints_that_cannot_be_removed_do_not_end_the_learner(host, obj
     assert "old checkpoints stay in the object store until the next one: cannot remove" in caplog.text
 
 
-def test_a_checkpoint_that_was_cut_off_is_none_and_the_next_learner_removes_it(host, objects, monkeypatch):
+def test_a_checkpoint_that_was_cut_off_is_none_and_the_next_learner_removes_it(host, objects):
     here = host("here")
-    checkpoints, whole = here.start(1), Objects.put
+    checkpoints = here.start(1)
     save(checkpoints, 2)
-
-    def cut(own, path, file):
-        if path.endswith("step000004-e1/state.json"):
-            raise WriteFailed("the connection is cut")
-        whole(own, path, file)
-
-    monkeypatch.setattr(Objects, "put", cut)
-    write(checkpoints, 4)
-    with pytest.raises(WriteFailed):
-        checkpoints.finish(4)
-    monkeypatch.setattr(Objects, "put", whole)
+    save_without("step000004-e1/state.json", checkpoints, 4)
     there = host("there")
     there.restore()
     assert names(there.folder) == [there.newest()] == ["step000002-e1"]
@@ -277,22 +283,11 @@ def test_a_restore_that_is_cut_off_before_the_curves_brings_them_the_next_time(h
     assert {name: (elsewhere.folder / name).read_bytes() for name in curves} == curves
 
 
-def test_a_checkpoint_that_could_not_be_put_there_is_put_there_by_the_next_learner(host, objects, monkeypatch):
+def test_a_checkpoint_that_could_not_be_put_there_is_put_there_by_the_next_learner(host, objects):
     here = host("here")
     checkpoints = here.start(1)
     save(checkpoints, 2)
-    put = Objects.put
-
-    def refuse(self, path, file):
-        if "step000004" in path:
-            raise WriteFailed("an outage")
-        put(self, path, file)
-
-    monkeypatch.setattr(Objects, "put", refuse)
-    write(checkpoints, 4)
-    with pytest.raises(WriteFailed):
-        checkpoints.finish(4)
-    monkeypatch.setattr(Objects, "put", put)
+    save_without("step000004", checkpoints, 4)
     here.start(2, 4)
     elsewhere = host("elsewhere")
     elsewhere.restore()
