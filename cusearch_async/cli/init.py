@@ -59,11 +59,13 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     if path.exists():
         raise ConfigError(f"{path} exists; edit it, or name another")
     refuse_unwritable(path, "FILE.toml")
-    base = base_here()
+    base, gpus = base_here()
     console = Console(soft_wrap=True)
-    console.print(f"based on the shipped config {base}")
+    console.print(
+        f"based on the shipped config {base}" + (f", with the last of {gpus} GPUs for the learner" if gpus > 1 else "")
+    )
     answers = {asked.option: getattr(arguments, asked.option) or _ask(asked) for asked in ASKED}
-    text = written(base, path.stem, answers)
+    text = written(base, path.stem, answers, gpus)
     try:
         values, content = tomllib.loads(text), text.encode()
     except ValueError as error:
@@ -75,14 +77,15 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
         console.print(plain(f"  {command}"))
 
 
-def base_here() -> str:
-    """The shipped config for this machine: for its first GPU, or its CPU."""
-    if not count_gpus():
-        return WITHOUT_GPU
+def base_here() -> tuple[str, int]:
+    """The shipped config for this machine: for its first GPU, or its CPU; and how many GPUs it has."""
+    count = count_gpus()
+    if not count:
+        return WITHOUT_GPU, 0
     import torch  # noqa: PLC0415  (as in `count_gpus`)
 
     gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-    return next(name for least, name in FITTING.items() if gib >= least)
+    return next(name for least, name in FITTING.items() if gib >= least), count
 
 
 def _ask(asked: Asked) -> str:
@@ -92,11 +95,16 @@ def _ask(asked: Asked) -> str:
         return ""
 
 
-def written(base: str, name: str, answers: dict[str, str]) -> str:
-    """The shipped config with the answers in it; an empty answer changes nothing."""
+def written(base: str, name: str, answers: dict[str, str], gpus: int) -> str:
+    """The shipped config with the answers in it; an empty answer changes nothing. Of several GPUs the learner has the
+    last, and a worker each of the others."""
     text = shipped_configs()[base].read_text(encoding="utf-8")
     text = f"# Written by `cusearch init`, from {base}. Every setting: `cusearch config {name}.toml`.\n" + text
     text = with_value(text, "run", "name", name)
+    if gpus > 1:
+        text = with_value(text, "learner", "gpus", [gpus - 1])
+        text = with_value(text, "rollout", "gpus", list(range(gpus - 1)))
+        text = with_value(text, "rollout", "workers", gpus - 1)
     if answers["model"]:
         text = with_value(text, "model", "path", answers["model"])
     if answers["data"]:
@@ -111,7 +119,7 @@ def written(base: str, name: str, answers: dict[str, str]) -> str:
     return text
 
 
-def with_value(text: str, section: str, key: str, value: str | list[str]) -> str:
+def with_value(text: str, section: str, key: str, value: str | int | list[str] | list[int]) -> str:
     """TOML with a key of a section set, in the line where it stands, or in a new one at the end of the section."""
     line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
     found = re.search(rf"^\[{re.escape(section)}\]\n((?:(?!\[).*\n)*)", text, re.MULTILINE)

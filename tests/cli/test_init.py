@@ -33,7 +33,7 @@ def test_what_is_written_is_the_shipped_config_with_the_answers(base, answers):
     ):
         if answer:
             expected.setdefault(section, {})[key] = answer
-    text = init.written(base, "mine", answers)
+    text = init.written(base, "mine", answers, 1)
     assert tomllib.loads(text) == expected
     for comment in (line for line in shipped.splitlines() if line.startswith("#")):
         assert comment in text, "and its comments"
@@ -51,6 +51,17 @@ def test_what_is_written_is_the_shipped_config_with_the_answers(base, answers):
 )
 def test_a_key_is_set_where_it_stands_or_at_the_end_of_its_section(text, expected):
     assert init.with_value(text, "run", "name", "x") == expected
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+@pytest.mark.parametrize("base", init.FITTING.values())
+def test_of_several_gpus_the_learner_has_the_last_and_a_worker_each_other(base, gpus, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(init.written(base, "mine", NONE, gpus), encoding="utf-8")
+    config = load_config(path)
+    assert list(config.learner.gpus) == [gpus - 1]
+    assert list(config.rollout.gpus) == list(range(gpus - 1))
+    assert config.rollout.workers == gpus - 1
 
 
 def init_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
