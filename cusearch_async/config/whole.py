@@ -57,7 +57,7 @@ class Config(Section):
     @property
     def uses_retriever(self) -> bool:
         """Whether any environment of the run searches."""
-        return any(environment.kind.uses_retriever for environment in self.environment.values())
+        return any(environment.kind.needs_retriever(environment.own) for environment in self.environment.values())
 
     def environments(self, search: Search) -> dict[str, Environment]:
         """The environments by label, with `search` as their retriever."""

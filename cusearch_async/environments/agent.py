@@ -13,8 +13,9 @@ from cusearch_async.environments.base import Environment, EnvironmentSettings, E
 from cusearch_async.environments.program import run_program
 from cusearch_async.environments.task import Ending, Task
 from cusearch_async.environments.templates import PLACE, Template
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.extensions import load_function
+from cusearch_async.types import Question
 
 Agent = Callable[[Task], Awaitable[str | float | Ending | None]]
 """Returns its answer, or a reward; None when it has no answer. What it raises fails the episode."""
@@ -40,8 +41,17 @@ class AgentSettings(EnvironmentSettings):
     """agent: how the policy writes its thoughts, by the name of vLLM's parser: qwen3, deepseek_r1, …; empty: as text"""
     ignores: tuple[str, ...] = ()
     """agent: fields of requests that are ignored, where they would be refused: `temperature`, `tool_choice`, …"""
+    searches: bool = True
+    """agent: whether your program asks the run's retriever; false: the agent needs none"""
     metric: Metric = "squad"
     """agent: how answers are compared, as in the environment search."""
+
+
+class NoRetriever:
+    """The search of an agent that says it needs none."""
+
+    async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
+        raise EpisodeFailed("environment.LABEL.searches is false, so that there is no retriever to ask")
 
 
 class AgentEnvironment(Environment):
@@ -50,10 +60,10 @@ class AgentEnvironment(Environment):
 
     Settings = AgentSettings
     settings: AgentSettings
-    uses_retriever = True
 
     def __init__(self, settings: Any, template: Template, search: Search, reward: Reward | None = None) -> None:
         """Raises: ConfigError when there is no agent, or it is no async function."""
+        search = search if settings.searches else NoRetriever()
         super().__init__(settings, Template(PLACE, notice=""), search, reward)  # the program writes the prompt
         function, command, remote = self.settings.agent, self.settings.command, self.settings.remote
         if sum(map(bool, (function, command, remote))) != 1:
@@ -70,6 +80,10 @@ class AgentEnvironment(Environment):
             self.agent = load_function("environment.LABEL.agent", function)
             if not inspect.iscoroutinefunction(self.agent):
                 raise ConfigError(f"environment.LABEL.agent: {function!r} must be an async function")
+
+    @classmethod
+    def needs_retriever(cls, settings: Any) -> bool:
+        return bool(settings.searches)
 
     async def score(self, episode: Episode) -> Score:
         """Of what the agent returned (`episode.memory`): an answer's reward is its F1. A number is the reward, and

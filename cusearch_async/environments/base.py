@@ -120,6 +120,11 @@ class Environment:
         self._reward = reward
 
     @classmethod
+    def needs_retriever(cls, settings: Any) -> bool:
+        """Whether its episodes search with these settings."""
+        return cls.uses_retriever
+
+    @classmethod
     def questions(cls) -> Sequence[Question] | None:
         """Its own questions; None when the config's `source` names them."""
         return None

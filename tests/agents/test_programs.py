@@ -54,6 +54,11 @@ async def test_a_program_searches_and_its_last_line_is_its_answer(how, monkeypat
     assert "Pinsk is in Belarus." in chat_tokenizer().decode(trajectory.token_ids)
 
 
+async def test_one_that_says_it_needs_no_retriever_is_told_so_when_it_asks():
+    with pytest.raises(EpisodeFailed, match=r"environment\.LABEL\.searches is false"):
+        await episode(runner_of("answers", searches=False))
+
+
 @pytest.mark.parametrize("how", ["answers", "chatty"])
 async def test_the_end_of_what_a_program_says_on_stderr_is_kept_with_the_trajectory(how):
     trajectory = await episode(runner_of(how))

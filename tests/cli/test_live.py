@@ -191,6 +191,18 @@ def test_launching_a_complete_run_says_so_at_once(complete, capsys):
     assert "cusearch eval" in said
 
 
+@pytest.mark.parametrize("searches", [True, False])
+def test_a_retriever_is_asked_for_where_the_run_has_one(complete, searches):
+    path, overrides = complete
+    agent = {"name": "agent", "agent": "mine:answer", "searches": str(searches).lower()}
+    own = [word for key, value in agent.items() for word in (f"--environment.search.{key}", value)]
+    config, console = load_config(path, [*overrides, *own]), Console(file=io.StringIO())
+    live.print_results(config, live.whole_checkpoint(config), console)
+    said = console.file.getvalue()
+    assert "cusearch eval" in said
+    assert ("it needs the retriever" in said) == searches
+
+
 def test_a_complete_run_of_another_name_is_not_ours(complete, tmp_path):
     config, overrides = complete
     (tmp_path / "run" / "run.json").write_text('{"run": "other", "id": "1", "created": "2026-01-01"}')

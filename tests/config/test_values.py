@@ -335,7 +335,17 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
     unset |= {"retriever.zerosearch.steps", "environment.search.reward", "method.strata_weight"}  # another method's
     unset |= {
         f"environment.search.{key}"
-        for key in ("agent", "command", "passes", "remote", "tools", "ignores", "parser", "reasoning_parser")
+        for key in (
+            "agent",
+            "command",
+            "passes",
+            "remote",
+            "tools",
+            "ignores",
+            "parser",
+            "reasoning_parser",
+            "searches",
+        )
     }  # another environment's
     unset |= {f"learner.deepspeed.{key}" for key in ("grad_accum_dtype", "communication_data_type")}
     engine = ("gpu_memory_utilization", "kv_cache_memory_bytes", "block_size", "max_num_batched_tokens")
