@@ -139,7 +139,7 @@ def test_a_learner_and_a_worker_on_two_hosts(run: Run, tmp_path: Path):
     assert "loaded weights v000002-e1" in run.hosts.log("rollout-b").read_text()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_ranks_of_a_learner_on_two_hosts(run: Run, tmp_path: Path):
     """Torchrun on each, over gloo; a run folder that both see. The ranks have the same policy."""
     run.settings |= {"run.folder": tmp_path / "shared", "learner.zero_stage": 3}

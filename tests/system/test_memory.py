@@ -209,9 +209,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("--learner.zero_stage", "3"),
+        pytest.param(("--learner.zero_stage", "3"), marks=pytest.mark.slow),
         ("--learner.zero_stage", "3", "--learner.reference", "cpu"),
-        ("--learner.zero_stage", "1", "--learner.reference", "cpu"),
+        pytest.param(("--learner.zero_stage", "1", "--learner.reference", "cpu"), marks=pytest.mark.slow),
     ],
 )
 def test_the_reference_says_the_same_wherever_it_waits(tmp_path, plain, overrides):

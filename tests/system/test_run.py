@@ -147,7 +147,7 @@ def is_ready(rollout) -> bool:
     return "ready" in rollout.log.read_text(errors="replace") or rollout.poll() is not None
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_engine_keeps_to_its_cores_and_does_not_outlive_its_worker(run: Run):
     """Neither while it starts nor later. The worker's own process takes any core: what plays the episodes takes a
     quarter of the engine's time, which another core may have to spare."""
