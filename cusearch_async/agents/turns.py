@@ -225,6 +225,8 @@ class Turns:
         before = time.monotonic()
         try:
             episode = self._episode
+            if not self._environment.settings.searches:
+                raise EpisodeFailed("environment.LABEL.searches is false, so that there is no retriever to ask")
             return await self._environment.search.search(query, episode.seed, episode.question, episode.ticket)
         except CusearchError as error:
             self.outage = error

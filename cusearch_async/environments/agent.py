@@ -13,9 +13,8 @@ from cusearch_async.environments.base import Environment, EnvironmentSettings, E
 from cusearch_async.environments.program import run_program
 from cusearch_async.environments.task import Ending, Task
 from cusearch_async.environments.templates import PLACE, Template
-from cusearch_async.errors import ConfigError, EpisodeFailed
+from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function
-from cusearch_async.types import Question
 
 Agent = Callable[[Task], Awaitable[str | float | Ending | None]]
 """Returns its answer, or a reward; None when it has no answer. What it raises fails the episode."""
@@ -47,13 +46,6 @@ class AgentSettings(EnvironmentSettings):
     """agent: how answers are compared, as in the environment search."""
 
 
-class NoRetriever:
-    """The search of an agent that says it needs none."""
-
-    async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
-        raise EpisodeFailed("environment.LABEL.searches is false, so that there is no retriever to ask")
-
-
 class AgentEnvironment(Environment):
     """Questions that a program answers with the policy's help. Depth is the number of turns that asked for a tool and
     were given a result; without tools, of those that the program answered."""
@@ -63,7 +55,6 @@ class AgentEnvironment(Environment):
 
     def __init__(self, settings: Any, template: Template, search: Search, reward: Reward | None = None) -> None:
         """Raises: ConfigError when there is no agent, or it is no async function."""
-        search = search if settings.searches else NoRetriever()
         super().__init__(settings, Template(PLACE, notice=""), search, reward)  # the program writes the prompt
         function, command, remote = self.settings.agent, self.settings.command, self.settings.remote
         if sum(map(bool, (function, command, remote))) != 1:
