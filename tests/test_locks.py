@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distributions, requires
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,20 @@ def test_a_list_is_what_the_project_asks_for(extra: str):
     unfit = [one for one in needed if not one.specifier.contains(have[canonicalize_name(one.name)])]
     assert not unfit
     assert asked(f"{extra}.in").items() <= have.items()
+
+
+@pytest.mark.parametrize("python", ["3.11.0", "3.12.0", "3.13.0"])
+@pytest.mark.parametrize("list_name", ["cpu.txt", "gpu.txt"])
+def test_a_list_has_what_another_python_needs_more(list_name: str, python: str):
+    """Debian 12 has Python 3.11.2, for which redis needs a package that 3.11.3 does without."""
+    have, missing = {*versions(list_name), "torch"}, []
+    other = {"python_full_version": python, "python_version": python.rpartition(".")[0], "extra": ""}
+    for package in versions("cpu.txt").keys() & {canonicalize_name(one.metadata["Name"]) for one in distributions()}:
+        for need in map(Requirement, requires(package) or ()):
+            differs = need.marker and need.marker.evaluate(other) and not need.marker.evaluate({"extra": ""})
+            if differs and canonicalize_name(need.name) not in have:
+                missing.append(f"{package}: {need}")
+    assert missing == []
 
 
 def test_the_gpu_list_has_the_versions_that_the_tests_run_with():
