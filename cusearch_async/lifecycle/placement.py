@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import warnings
@@ -86,6 +87,16 @@ def require_gpus(key: str, gpus: Sequence[str]) -> None:
             f"{key} = [{', '.join(gpus)}], but CUDA finds {found} of them on this machine ({cuda.why_unusable()}); "
             "name other GPUs (nvidia-smi lists them), or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
         )
+
+
+def require_libnuma() -> None:
+    """Check that what vLLM's CPU build is linked with is there. vLLM only notices that its operators are missing.
+
+    Raises: ConfigError when it is not."""
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError as error:
+        raise ConfigError(f"vLLM's CPU build needs libnuma: `sudo apt-get install libnuma1` ({error})") from error
 
 
 def require_device(key: str, device: str) -> None:

@@ -34,6 +34,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from cusearch_async.config import Config, refuse_unknown
 from cusearch_async.errors import ConfigError, EngineDied, WeightsMismatch, WeightsUnavailable, first_line
 from cusearch_async.lifecycle.gpu_share import GpuLock, GpuShare
+from cusearch_async.lifecycle.placement import require_libnuma
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.rollout.engine_output import EngineOutput
 from cusearch_async.rollout.staleness_check import Loaded, digests_of, stale_tensors
@@ -94,7 +95,10 @@ class Engine:
         """Load `model` (a local folder or a Hub id) into a new engine. Takes seconds to minutes. With a `lock`, which
         is taken, the engine sleeps and releases the GPUs whenever nobody needs it `active`.
 
-        Raises: ConfigError for an option that vLLM does not know; EngineDied with the engine's last error."""
+        Raises: ConfigError for an option that vLLM does not know, or as `require_libnuma`; EngineDied with the engine's
+        last error."""
+        if current_platform.is_cpu():
+            require_libnuma()
         arguments = AsyncEngineArgs(**engine_arguments(model, config, current_platform.is_cpu()))
         engine_output = EngineOutput()
         try:

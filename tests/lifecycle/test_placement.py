@@ -14,7 +14,13 @@ from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle import cuda
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.placement import configure_process, count_sharers, require_device, require_gpus
+from cusearch_async.lifecycle.placement import (
+    configure_process,
+    count_sharers,
+    require_device,
+    require_gpus,
+    require_libnuma,
+)
 from cusearch_async.processes import start
 from tests.conftest import SLOW
 
@@ -147,3 +153,15 @@ def test_vllm_knows_the_variable_that_says_that_no_user_chose_the_threads():
     from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM
 
     assert OMP_NUM_THREADS_SET_BY_VLLM == "VLLM_OMP_NUM_THREADS_SET_BY_VLLM"
+
+
+def without_libnuma(name: str) -> None:
+    raise OSError(f"{name}: cannot open shared object file: No such file or directory")
+
+
+def test_a_machine_without_libnuma_is_told_how_to_get_it(monkeypatch):
+    """Without it vLLM's CPU build loses its operators with a warning, and fails later with the name of one of them."""
+    require_libnuma()
+    monkeypatch.setattr("ctypes.CDLL", without_libnuma)
+    with pytest.raises(ConfigError, match=r"needs libnuma: `sudo apt-get install libnuma1` \(libnuma\.so"):
+        require_libnuma()

@@ -21,12 +21,13 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeC
 
 from cusearch_async.config import STARTER, load_config
 from cusearch_async.environments import SearchEnvironment
-from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable
+from cusearch_async.errors import ConfigError, EngineDied, WeightsMismatch, WeightsUnavailable
 from cusearch_async.lifecycle import progress
 from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.interface import Canary
 from tests.conftest import SLOW
+from tests.lifecycle.test_placement import without_libnuma
 from tests.system.forked import forked_engines
 
 pytestmark = pytest.mark.system
@@ -184,6 +185,15 @@ def test_an_engine_that_dies_while_it_loads_is_named(call, tmp_path):
             await engine.load(store, publish(store, small_model(False, 0), 0, [1, 2, 3]), check=False)
 
     asyncio.run(body())
+
+
+def test_an_engine_is_not_started_where_its_operators_cannot_be_loaded(atlas_config, monkeypatch):
+    configure_process([])
+    from cusearch_async.rollout.engine import Engine
+
+    monkeypatch.setattr("ctypes.CDLL", without_libnuma)
+    with pytest.raises(ConfigError, match="needs libnuma"):
+        Engine.start(STARTER, None, atlas_config)
 
 
 def test_an_engine_that_fails_is_quoted(atlas_config, tmp_path):

