@@ -1,0 +1,63 @@
+"""The image copies what there is, and its containers start the whole of a run. No container runs here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cusearch_async.cli.main import make_parser
+from cusearch_async.lifecycle import gpus
+
+ROOT = Path(__file__).parents[2]
+CONTAINERS = ROOT / "docs" / "examples" / "containers"
+
+
+def services(name: str) -> dict[str, dict[str, object]]:
+    yaml = pytest.importorskip("yaml")
+    found: dict[str, dict[str, object]] = yaml.safe_load((CONTAINERS / name).read_text(encoding="utf-8"))["services"]
+    return found
+
+
+def test_the_image_is_made_of_what_there_is():
+    lines = (CONTAINERS / "Dockerfile").read_text(encoding="utf-8")
+    copied = {source for words in re.findall(r"^COPY (.+)$", lines, re.MULTILINE) for source in words.split()[:-1]}
+    assert {*copied} == {path for path in copied if (ROOT / path).exists()}
+    make = (ROOT / "Makefile").read_text(encoding="utf-8")
+    setups = {*re.findall(r"SETUP=([\w-]+)", lines)}
+    assert setups == {"setup", "setup-gpu"} == setups & {*re.findall(r"^([\w-]+):", make, re.MULTILINE)}
+    recipes = re.findall(r"-r (requirements/[\w.]+)", make)
+    assert len(recipes) >= 3
+    assert all((ROOT / path).exists() for path in recipes), "the folder `requirements` is copied whole"
+
+
+def test_the_image_has_the_python_that_make_asks_for():
+    version = re.search(r"^PYTHON \?= (python[\d.]+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert version
+    assert {f"{version[1]}-dev", f"{version[1]}-venv"} <= {*(CONTAINERS / "Dockerfile").read_text().split()}
+
+
+@pytest.mark.parametrize("config", ["atlas", "laptop"])
+def test_each_container_starts_a_process_that_there_is(config):
+    commands = {
+        name: [re.sub(r"\$\{CONFIG:-atlas\}", config, word) for word in service["command"]]
+        for name, service in services("compose.yaml").items()
+        if name != "network"
+    }
+    for name, (program, *words) in commands.items():
+        assert program == "cusearch"
+        arguments = vars(make_parser([words[0]]).parse_args(words))
+        assert (arguments.get("config") or arguments["runs"]) == [Path(config)], name
+    started = {words[2] if words[1] == "worker" else words[1] for words in commands.values()}
+    assert started == {"redis", "retriever", "learner", "rollout", "dashboard"}
+
+
+def test_containers_share_what_processes_of_a_machine_share():
+    """The loopback, on which all listen; the folder of the run; and the locks by which they divide GPUs."""
+    _, *processes = (found := services("compose.yaml")).values()
+    assert found["network"]["ports"] == ["127.0.0.1:8787:8787"]
+    for process in processes:
+        assert process["network_mode"] == "service:network"
+        assert process["volumes"] == [".:/work", f"gpus:/tmp/{gpus._folder().name.rpartition('-')[0]}-0"]
+    assert {*services("compose.gpu.yaml")} == {"learner", "rollout"}
