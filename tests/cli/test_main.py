@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -59,8 +60,8 @@ def test_the_version_is_said(monkeypatch, capsys):
     assert ended.value.code == 0
     number, _, commit = capsys.readouterr().out.strip().partition("+")
     assert number == f"cusearch {cusearch_async.__version__}"
-    is_checkout = (Path(cusearch_async.__file__).parents[1] / ".git").exists()
-    assert bool(re.fullmatch(r"g[0-9a-f]{12}(\.changed)?", commit)) == is_checkout
+    is_known = (Path(cusearch_async.__file__).parents[1] / ".git").exists() and shutil.which("git") is not None
+    assert bool(re.fullmatch(r"g[0-9a-f]{12}(\.changed)?", commit)) == is_known
 
 
 def loaded_by(*command: str) -> set[str]:
