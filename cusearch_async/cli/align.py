@@ -38,10 +38,11 @@ from cusearch_async.types import Pool, Trajectory
 log = logging.getLogger(__name__)
 
 MIXED = "/mixed"
-"""Ends the name of an SDGA method with method.mixed_groups_only."""
+"""Ends the name of a method with method.mixed_groups_only; random_siblings with it tells depth from that filter."""
 METHODS = (
     *("grpo_full", "dapo", "random", "random_siblings", "stratified_grpo", "topk_reward"),
     *("sdga_phase", "sdga_auto", "sdga_anti", f"sdga_phase{MIXED}", f"sdga_auto{MIXED}", f"sdga_anti{MIXED}"),
+    f"random_siblings{MIXED}",
 )
 EQUAL_SHARE = 4
 """Updates of equally many usable trajectories have the budget's this part of them."""

@@ -281,6 +281,18 @@ def test_sdga_on_mixed_groups_selects_as_if_there_were_no_others(name, pool, bud
     assert found.metrics == plain.metrics
 
 
+@given(candidates(), BUDGET, PHASE, st.integers(0, 2**32))
+def test_random_siblings_of_mixed_groups_are_as_many_of_each_question(pool, budget, phase, seed):
+    """So a comparison of the two tells depth from the filter."""
+    of_depth, of_chance = (
+        mixed_only(name, budget).select(pool, SdgaMemory(phase), np.random.default_rng(seed))
+        for name in ("sdga_phase", "random_siblings")
+    )
+    assert np.sort(pool.tickets[of_chance.indices]).tolist() == np.sort(pool.tickets[of_depth.indices]).tolist()
+    assert pool.in_mixed_groups[of_chance.indices].all()
+    assert of_chance.memory == of_depth.memory
+
+
 @given(candidates())
 def test_mixed_groups_are_those_that_dapo_takes(pool):
     taken = select("dapo", pool, 1).indices

@@ -143,7 +143,7 @@ def sample_buckets(depths: NDArray[np.int64], allocation: Sequence[int], rng: np
 class BucketSettings(MethodSettings):
     mixed_groups_only: bool = False
     """sdga_phase, sdga_auto, sdga_anti: buckets, capacities and the phase count only trajectories of groups whose
-    rewards differ, as dapo's selection does; false is the paper's rule."""
+    rewards differ, as dapo's selection does; false is the paper's rule. random_siblings follows."""
 
 
 class SdgaSettings(BucketSettings):
