@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all their own set-up; a second run starts at once.
-PYTHON ?= python3.11
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13,$(shell command -v $(name) 2>/dev/null)) python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
