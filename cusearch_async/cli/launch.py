@@ -22,6 +22,7 @@ from cusearch_async.metrics.trackers import tracker_class
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import changes_since_last_start, epochs_and_steps
 from cusearch_async.training.checkpoint import checkpoints_of
+from cusearch_async.training.checkpoint_objects import CheckpointObjects
 from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console = Console()
     started = time.monotonic()
     run_folder.refuse_others(config.folder, config.run.name)
+    objects = CheckpointObjects.of(config)
+    if objects is not None and not (config.folder / run_folder.STARTS).exists():  # it may have begun elsewhere
+        asyncio.run(objects.restore())
     done = checkpoints_of(config).latest()
     if done is not None and is_complete(done.state.step, config) and not done.damaged():
         console.print(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from argparse import Namespace
 
 import obstore
 import pytest
 
+from cusearch_async.cli import launch
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, ObjectsUnavailable, WriteFailed
 from cusearch_async.files import append_row
@@ -244,6 +246,16 @@ def test_a_learner_on_another_machine_continues_the_run(host, objects, atlas_con
     ]
     assert epochs_and_steps(there.config.folder) == [(1, 0), (2, 2)]
     assert checkpoints_in(objects) == {"step000002-e1", "step000003-e2"}
+
+
+def test_a_launch_on_another_machine_is_of_the_same_run(host, objects, atlas_config, tmp_path, capsys):
+    """It looks at the folder before the learner fills it."""
+    save(host("here").start(1), 2)
+    there = tmp_path / "there"
+    overrides = ["--run.folder", str(there), "--run.steps", "2", "--redis.url", "redis://127.0.0.1:1/0", *OBJECTS]
+    launch.run(Namespace(config=atlas_config, accept_changes=False, take_over=False), overrides)
+    assert "is complete: 2 steps are done" in " ".join(capsys.readouterr().out.split())
+    assert read_marker(there) == read_marker(tmp_path / "here")
 
 
 def test_a_store_that_cannot_be_read_is_named(host, objects, monkeypatch):
