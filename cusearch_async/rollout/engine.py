@@ -97,9 +97,10 @@ class Engine:
 
         Raises: ConfigError for an option that vLLM does not know, or as `require_libnuma`; EngineDied with the engine's
         last error."""
-        if current_platform.is_cpu():
+        on_cpu = current_platform.is_cpu()
+        if on_cpu:
             require_libnuma()
-        arguments = AsyncEngineArgs(**engine_arguments(model, config, current_platform.is_cpu()))
+        arguments = AsyncEngineArgs(**engine_arguments(model, config, on_cpu))
         engine_output = EngineOutput()
         try:
             with log_waiting(log, f"waiting for vLLM to load {model}"), engine_output.listening():
