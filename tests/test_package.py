@@ -79,7 +79,7 @@ def test_a_users_own_folders_shadow_nothing(start, tmp_path: Path, name: str):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_demo_runs_in_an_empty_folder_and_says_what_it_found(start, wheel: Path, tmp_path: Path):
     """With literal SDGA-Phase: most episodes of the starter have depth 1, which alone fills half a pool."""
     literal = {"method.phase_reserve": 0, "method.budget": 16, "loss.minibatch": 16, "pool.questions": 16}

@@ -1,4 +1,5 @@
-"""How long the learner waits with 64, 256 and 1,000 workers, in ticket and in deferred order, on a virtual clock.
+"""How long the learner waits with 64, 256 and 1,000 workers, in ticket and in deferred order, on a virtual clock; and
+with eight, on the virtual clock and in real time.
 
     python -m tests.bench.bench_scale
 
@@ -7,7 +8,12 @@ Ten questions a worker, three rollouts of each, two steps of staleness. Episodes
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import re
+import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,9 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.config import Config, load_config
+from cusearch_async.lifecycle.children import start_child
 from cusearch_async.simulation.durations import Durations, Troubles, typical
 from cusearch_async.simulation.events import Outcome, Simulation
+from cusearch_async.transport.server import is_listening, server_command
 from tests.bench import figures
+from tests.bench.scale_real import RealCase
+from tests.conftest import free_port, wait_until
 
 FIGURES = Path("runs/bench/scale.json")
 DURATIONS = Durations(episode_s=typical(6.0, 15.0), update_s=np.array([8.0]), searches=3.0, publish_s=1.0, load_s=0.5)
@@ -36,13 +46,22 @@ ORDERS: dict[str, dict[str, Any]] = {
     "deferred": {"order": "deferred", "defer": 2},
     "deferred, hedged": {"order": "deferred", "defer": 2, "hedge_after_s": 20},
 }
+FEW = 8
+"""Workers of the cases in real time."""
+TROUBLES_OF_FEW = {
+    "none": Troubles(),
+    "1 search in 1,000 hangs for 30 s": Troubles(hang=(1e-3, 30.0)),
+    "1 worker in 8 three times slower": Troubles(slow=(1 / FEW, 3.0)),
+}
+SEEDS = 10
 STEPS = {64: 60, 256: 40, 1000: 20}
 MOST = 256
 """More workers are only tried without trouble and with hanging searches: a case takes minutes."""
 
 
-def config_of(pool: dict[str, Any], questions: int) -> Config:
-    sizes = {"pool.questions": questions, "pool.rollouts": 3, "method.budget": questions, "loss.minibatch": questions}
+def config_of(pool: dict[str, Any], questions: int, **others: str) -> Config:
+    sizes = {name.replace("__", "."): value for name, value in others.items()}
+    sizes |= {"pool.questions": questions, "pool.rollouts": 3, "method.budget": questions, "loss.minibatch": questions}
     sizes |= {"rollout.max_episodes": 96, "redis.max_mib": 1_000_000} | {f"pool.{name}": v for name, v in pool.items()}
     return load_config(Path("atlas"), [text for name, value in sizes.items() for text in (f"--{name}", str(value))])
 
@@ -59,7 +78,58 @@ def many_workers_s(workers: int = 10_000) -> float:
     return time.monotonic() - began
 
 
+def case_of(order: str, trouble: str, url: str, steps: int) -> tuple[Config, int, Durations, Troubles, int]:
+    name = re.sub(r"\W+", "-", f"{trouble} {order}")
+    config = config_of(ORDERS[order], 10 * FEW, redis__url=url, run__name=name)
+    return config, FEW, DURATIONS, TROUBLES_OF_FEW[trouble], steps
+
+
+async def in_turn(cases: Mapping[tuple[str, str], tuple[Any, ...]]) -> dict[tuple[str, str], float]:
+    """The learner's idle share in real time; the orders of one trouble at once."""
+    found = {}
+    for trouble in TROUBLES_OF_FEW:
+        shares = await asyncio.gather(*(RealCase(*cases[trouble, order]).idle_share() for order in ORDERS))
+        found |= {(trouble, order): share for order, share in zip(ORDERS, shares, strict=True)}
+    return found
+
+
+def compared(url: str, steps: int) -> dict[str, tuple[float, float]]:
+    """Case -> the learner's idle share, simulated (the mean of some seeds) and in real time."""
+    cases = {(trouble, order): case_of(order, trouble, url, steps) for trouble in TROUBLES_OF_FEW for order in ORDERS}
+    real, found = asyncio.run(in_turn(cases)), {}
+    for place, case in cases.items():
+        shares = [Simulation(*case, seed).result().learner_idle for seed in range(SEEDS)]
+        name = ", ".join(place)
+        found[name] = float(np.mean(shares)), real[place]
+        Console().print(f"{FEW} workers, {name}: {np.mean(shares):.1%}, in real time {real[place]:.1%}")
+    return found
+
+
+def in_real_time(steps: int) -> dict[str, Any]:
+    """On a Redis of its own."""
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    with tempfile.TemporaryDirectory() as folder:
+        server = start_child(server_command(url, Path(folder), None), log_file=Path(folder) / "redis.log")
+        try:
+            wait_until(lambda: is_listening(url), 20)
+            found = compared(url, steps)
+        finally:
+            server.kill()
+            server.wait()
+    return {"real": found, "largest_error_of_idle_share": max(abs(one - other) for one, other in found.values())}
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--real-steps", type=int, default=60, help="of each case in real time")
+    parser.add_argument("--only-real", action="store_true", help="leave the virtual clock out")
+    arguments = parser.parse_args()
+    figures.add(FIGURES, in_real_time(arguments.real_steps))
+    if not arguments.only_real:
+        many_workers()
+
+
+def many_workers() -> None:
     shown, found = Table(box=None, pad_edge=False), {}
     for name in ("workers", "trouble", "order", "step s", "learner idle", "staleness (most)", "waste"):
         shown.add_column(name)

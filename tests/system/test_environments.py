@@ -106,7 +106,7 @@ def test_an_index_that_the_command_makes_is_served(run: Run, tmp_path: Path, bac
         assert found[0]["id"] == "7"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
     simulator = f"http://127.0.0.1:{free_port()}/v1"
     engine = {"retriever__backend": "zerosearch", "retriever__zerosearch__url": simulator}

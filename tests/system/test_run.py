@@ -233,6 +233,7 @@ def test_only_when_told_to_a_launch_takes_over_a_run_that_is_alive(run: Run):
     assert [service.poll() for service in services] == [None, None]
 
 
+@pytest.mark.slow
 def test_ar3po_moves_rollouts_by_history_and_goes_on_after_a_restart(run: Run, tmp_path: Path):
     """Six questions of two links, so that each comes again and again; three have an answer that cannot be found."""
     questions = [chain.question() for chain in held_out_chains(6, WORLDS["atlas"])[6:12]]

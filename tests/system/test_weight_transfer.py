@@ -143,8 +143,8 @@ def test_weights_of_another_model_end_the_worker(in_the_hosts_memory, atlas_conf
     with_engine(atlas_config, tmp_path, model, body)
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 8])
 def test_a_run_whose_processes_share_no_folder(rank, run: Run, tmp_path: Path, monkeypatch):
     """The learner is killed in the middle, and started again; worker, relay and evaluator stay, each with a run folder
     of its own, and the last version is scored after the learner's end. The evaluator is behind the relay."""

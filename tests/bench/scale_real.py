@@ -1,0 +1,138 @@
+"""A simulated case in real time: the worker's own loop on a real Redis, with episodes, updates and transfers that only
+take their time. What `bench_scale` compares its simulation with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cusearch_async.algorithm.tickets import RunQuestions
+from cusearch_async.config import Config
+from cusearch_async.rollout.loop import RolloutLoop
+from cusearch_async.simulation.durations import Durations, Troubles
+from cusearch_async.streams import Stream, stream
+from cusearch_async.training.loop import POLL_S
+from cusearch_async.transport.buffer import RedisBuffer
+from cusearch_async.transport.connection import Connection
+from cusearch_async.transport.interface import LearnerBuffer
+from cusearch_async.transport.limits import limits_of
+from cusearch_async.types import Question, Trajectory
+from tests.strategies import make_trajectory
+
+
+class StandingEngine:
+    """Loads by standing still."""
+
+    sampled_tokens, busy_s, last_token_age_s = 0, 0.0, 0.0
+
+    def __init__(self, load_s: float) -> None:
+        self.loaded, self.version, self.stood_s, self._load_s = "", -1, 0.0, load_s
+
+    async def load(self, store: object, name: str, check: bool) -> None:
+        self.stood_s += self._load_s
+        await asyncio.sleep(self._load_s)
+        self.loaded, self.version = name, int(name[1:].split("-", maxsplit=1)[0])
+
+    def active(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class TimedRunner:
+    """Episodes that take what the simulation would draw, and longer while the engine stands still."""
+
+    def __init__(
+        self, engine: StandingEngine, durations: Durations, troubles: Troubles, factor: float, seed: int
+    ) -> None:
+        self._engine, self._durations, self._troubles, self._factor = engine, durations, troubles, factor
+        self._random = stream(Stream.SIMULATION, seed)
+
+    def limit_of(self, question: Question) -> None:
+        """Without one."""
+
+    def _seconds(self) -> float:
+        chance, hang_s = self._troubles.hang
+        hangs = self._random.random() < 1 - (1 - chance) ** self._durations.searches
+        return float(self._random.choice(self._durations.episode_s) + hang_s * hangs) * self._factor
+
+    async def run(self, question: Question, ticket: int, rollout: int, worker: str) -> Trajectory:
+        first, stood_s, left_s = self._engine.version, self._engine.stood_s, self._seconds()
+        while left_s > 0:
+            await asyncio.sleep(left_s)
+            left_s, stood_s = self._engine.stood_s - stood_s, self._engine.stood_s
+        versions = np.array([first, first, self._engine.version, self._engine.version], np.int32)
+        return make_trajectory(ticket, rollout, question_id=question.id, worker=worker, versions=versions)
+
+
+class NoSearch:
+    def status(self) -> dict[str, Any]:
+        return {}
+
+
+class RealCase:
+    """One run; its name in the Redis of `config` is its own."""
+
+    def __init__(self, config: Config, workers: int, durations: Durations, troubles: Troubles, steps: int) -> None:
+        self._config, self._durations, self._troubles, self._steps = config, durations, troubles, steps
+        self._slow = round(troubles.slow[0] * workers)
+        self._workers = workers
+        self._limits = replace(limits_of(config), steps=steps)
+        names = [Question(id=f"q{n}", text="?", answers=("a",), category="x") for n in range(64)]
+        self._questions = RunQuestions([(1, names)], config.run.seed)
+
+    async def idle_share(self) -> float:
+        """Of the learner, over the steps that the simulation counts."""
+        stop = asyncio.Event()
+        async with contextlib.AsyncExitStack() as opened:
+            buffers = [await opened.enter_async_context(self._buffer()) for _ in range(self._workers + 1)]
+            loops = [self._loop(number, buffer) for number, buffer in enumerate(buffers[1:])]
+            async with asyncio.TaskGroup() as tasks:
+                for loop in loops:
+                    tasks.create_task(loop.run(stop))
+                share = await self._learn(buffers[0])
+                stop.set()
+        return share
+
+    @asynccontextmanager
+    async def _buffer(self) -> AsyncIterator[RedisBuffer]:
+        connection = Connection(self._config.redis, patience_s=60)
+        try:
+            yield RedisBuffer(connection, self._config.run.name, self._limits)
+        finally:
+            await connection.close()
+
+    def _loop(self, number: int, buffer: RedisBuffer) -> RolloutLoop:
+        engine = StandingEngine(self._durations.load_s)
+        factor = self._troubles.slow[1] if number < self._slow else 1.0
+        runner: Any = TimedRunner(engine, self._durations, self._troubles, factor, number)
+        given: Any = engine, None, runner, NoSearch()
+        return RolloutLoop(f"w{number}", self._config, buffer, *given, self._questions)
+
+    async def _learn(self, buffer: LearnerBuffer) -> float:
+        random, waits, ends = stream(Stream.SIMULATION, self._workers), [], []
+        await buffer.recover(0)
+        publishing = asyncio.create_task(self._publish(buffer, 0))
+        for step in range(self._steps):
+            began = time.monotonic()
+            while (pool := await buffer.claim(step)) is None:
+                await asyncio.sleep(POLL_S)
+            waits.append(time.monotonic() - began)
+            await asyncio.sleep(float(random.choice(self._durations.update_s)))
+            await publishing
+            await buffer.commit(pool, pool.trajectories[: self._config.method.budget])
+            await buffer.checkpoint(step + 1)
+            ends.append(time.monotonic())
+            publishing = asyncio.create_task(self._publish(buffer, step + 1))
+        await publishing
+        first = min(self._config.pool.staleness_bound + 2, self._steps // 2)
+        return sum(waits[first:]) / (ends[-1] - ends[first - 1])
+
+    async def _publish(self, buffer: LearnerBuffer, version: int) -> None:
+        await asyncio.sleep(self._durations.publish_s)
+        await buffer.announce(version, f"v{version:06d}-e1")
