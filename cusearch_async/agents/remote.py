@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -23,7 +23,7 @@ from cusearch_async.errors import EpisodeFailed
 from cusearch_async.http_server import has_token
 
 TASKS = "/tasks"
-TELL_S = 60.0
+LOOK_S, TELL_S = 1.0, 60.0
 POLL_S = 20.0
 """A question for an episode is answered after this time at the latest."""
 
@@ -37,6 +37,7 @@ class _Offer:
     task: Task
     result: asyncio.Future[Result]
     taken: Callable[[], None]
+    offered_at: float = field(default_factory=time.monotonic)
 
 
 class Remote:
@@ -48,17 +49,20 @@ class Remote:
         self._news = asyncio.Event()
         self._told_at = -TELL_S
 
-    async def agent(self, task: Task, taken: Callable[[], None]) -> Result:
-        """Offer the episode, and wait for what the program that takes it ends it with; `taken` is called when one does.
-        Raises: EpisodeFailed."""
+    async def agent(self, task: Task, taken: Callable[[], None], silence: Callable[[], str]) -> Result:
+        """Offer the episode, and wait for what the program that takes it ends it with; `taken` is called when one does,
+        and `silence` says from then on that it has been silent for too long. Raises: EpisodeFailed."""
         offer = _Offer(task, asyncio.get_running_loop().create_future(), taken)
         self._offers[task.api_key] = offer
         self._waiting.append(offer)
         self._news.set()
         try:
             while not offer.result.done():
-                await asyncio.wait([offer.result], timeout=TELL_S)
-                self._tell_of(offer)
+                await asyncio.wait([offer.result], timeout=LOOK_S)
+                if offer in self._waiting:
+                    self._tell_of(offer)
+                elif why := silence():
+                    raise EpisodeFailed(why)
             return offer.result.result()
         finally:
             del self._offers[task.api_key]
@@ -67,7 +71,7 @@ class Remote:
 
     def _tell_of(self, offer: _Offer) -> None:
         now = time.monotonic()
-        if offer in self._waiting and now - self._told_at >= TELL_S:
+        if now - max(self._told_at, offer.offered_at) >= TELL_S:
             self._told_at = now
             log.warning("%d episodes wait for a program to ask for one (POST %s)", len(self._waiting), TASKS)
 

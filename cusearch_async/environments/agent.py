@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
 from cusearch_async.algorithm.answers import Metric, exact_match, f1_score
 from cusearch_async.environments.base import Environment, EnvironmentSettings, Episode, Reward, Score, Search
 from cusearch_async.environments.program import run_program
@@ -32,6 +34,8 @@ class AgentSettings(EnvironmentSettings):
     remote: str = ""
     """agent: instead, the address at which programs that run elsewhere ask for episodes, like http://10.0.0.5:9000;
     workers of one machine take ports from there on."""
+    silence_s: float = Field(120.0, gt=0)
+    """agent: an episode that a program elsewhere has taken fails when the program asks for nothing for so long."""
     tools: tuple[str, ...] = ()
     """agent: tools whose results count in the depth; empty: all."""
     parser: str = "hermes"

@@ -47,7 +47,9 @@ class Scene:
         end = self.tokenizer.eos_token
         self.policy = ScriptedPolicy(self.tokenizer, [turn if turn.endswith("CUT") else turn + end for turn in turns])
         self.search = FakeSearch(found)
-        own = {key: settings.pop(key) for key in ("tools", "ignores", "command", "remote") if key in settings}
+        own = {
+            key: settings.pop(key) for key in ("tools", "ignores", "command", "remote", "silence_s") if key in settings
+        }
         own |= {} if own.keys() & {"command", "remote"} else {"agent": f"tests.agents.programs:{program}"}
         environment = EnvironmentConfig(name="agent", **own)
         episode = EpisodeConfig(s_max=3, max_prompt_tokens=200, max_observation_tokens=200, max_turn_tokens=200)

@@ -183,6 +183,38 @@ async def test_a_program_that_never_ends_its_episode_fails_it_alone():
     assert not scene.runner._remote._offers
 
 
+async def test_a_program_that_has_gone_fails_its_episode_long_before_the_time_is_over():
+    """It took the episode, asked once, and was killed."""
+    scene, address = scene_of("5", silence_s=1, timeout_s=600)
+    async with running(scene) as episode:
+        await ask(await take(address), "?")
+        with pytest.raises(EpisodeFailed, match=r"has asked for nothing for 1 s \(environment.LABEL.silence_s\)"):
+            await episode
+    assert not scene.runner._remote._offers
+
+
+async def test_a_program_that_waits_for_the_policy_or_asks_again_is_not_silent(monkeypatch):
+    scene, address = scene_of("4", silence_s=2)
+    generate, go = scene.policy.generate, asyncio.Event()
+
+    async def slow(*given):
+        await go.wait()
+        return await generate(*given)
+
+    monkeypatch.setattr(scene.policy, "generate", slow)
+    async with running(scene) as episode:
+        task, began = await take(address), asyncio.get_running_loop().time()
+        asking = asyncio.ensure_future(ask(task, "?"))
+        await until(lambda: asyncio.get_running_loop().time() - began > 2.5)
+        go.set()
+        await asking
+        for count in range(1, 6):
+            await until(lambda: asyncio.get_running_loop().time() - began > 2.5 + count / 2)  # noqa: B023
+            await posted(task, task["search_url"], {"query": "Pinsk"})
+        await posted(task, task["end_url"], {"answer": "4"})
+        assert (await episode).prediction == "4"
+
+
 async def test_the_time_of_an_episode_begins_when_a_program_takes_it(monkeypatch, caplog):
     monkeypatch.setattr(remote, "TELL_S", 0.1)
     scene, address = scene_of("5", timeout_s=2)

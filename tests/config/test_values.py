@@ -340,6 +340,7 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
             "command",
             "passes",
             "remote",
+            "silence_s",
             "tools",
             "ignores",
             "parser",
