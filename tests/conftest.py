@@ -32,7 +32,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 """What every worker and many tests start is compiled once, also where the environment says otherwise."""
 
-_ports = itertools.count()
+_ports = itertools.count(97 * os.getpid())
 
 SYSTEM_TESTS = "\npytestmark = pytest.mark.system"
 MARKED = re.compile(r"mark\.(system|gpu)\b")
@@ -107,7 +107,8 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def free_port() -> int:
     """A TCP port on loopback that stays free until the process that it is for takes it: below those that the system
-    gives to whoever asks for any, and out of the part of this one of the processes that run tests side by side."""
+    gives to whoever asks for any, and out of the part of this one of the processes that run tests side by side. Tests of
+    another checkout begin elsewhere in that part."""
     first = 10_000 + 2_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
         port = first + next(_ports) % 2_000
