@@ -13,14 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cusearch_async.errors import (
-    ConfigError,
-    CusearchError,
-    ObjectsUnavailable,
-    WriteFailed,
-    first_line,
-    packages_of,
-)
+from cusearch_async.errors import ConfigError, CusearchError, ObjectsUnavailable, WriteFailed, first_line, packages_of
 
 PIECE_BYTES = 8 << 20
 LEAST_PART_BYTES, MOST_PARTS = 5 << 20, 9_000

@@ -107,8 +107,8 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def free_port() -> int:
     """A TCP port on loopback that stays free until the process that it is for takes it: below those that the system
-    gives to whoever asks for any, and out of the part of this one of the processes that run tests side by side. Tests of
-    another checkout begin elsewhere in that part."""
+    gives to whoever asks for any, and out of the part of this one of the processes that run tests side by side. In it
+    each process begins elsewhere, for tests of another checkout."""
     first = 10_000 + 2_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
         port = first + next(_ports) % 2_000

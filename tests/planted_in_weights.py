@@ -30,11 +30,7 @@ WEIGHTS = {
         "yield bytes(await waiting.pop())\n                while",
     ),
     "the last piece of an object is left out": (PIECES, "while waiting:", "while len(waiting) > 1:"),
-    "old versions stay in the object store": (
-        OBJECTS,
-        "self._remove_old_objects(manifest.epoch)",
-        "pass",
-    ),
+    "old versions stay in the object store": (OBJECTS, "self._remove_old_objects(manifest.epoch)", "pass"),
     "objects that may still be rolled out with are removed": (
         OBJECTS,
         "max_staleness // self._config.learner.publish_every + 1",
@@ -46,11 +42,7 @@ WEIGHTS = {
         "if name not in self._known and not await",
         "if False and not await",
     ),
-    "a damaged copy stays": (
-        COPIES,
-        'log.warning("%s; it is fetched again", error)\n            return None',
-        "raise",
-    ),
+    "a damaged copy stays": (COPIES, 'log.warning("%s; it is fetched again", error)\n            return None', "raise"),
     "what was just fetched is removed": (COPIES, "if path != newest)", ")"),
     "a version that cannot be removed ends the learner": (
         OBJECTS,
@@ -108,11 +100,7 @@ WEIGHTS = {
     ),
     "a restored file is not checked": (DIFFERENCE, "            tensors.add(restored)\n", ""),
     "half a difference is enough": (DIFFERENCE, "if len(piece) < place.stop - place.start:", "if False:"),
-    "a difference is sent whatever its size": (
-        SERVED,
-        "if file.tell() > WORTH_IT * new.stat().st_size:",
-        "if False:",
-    ),
+    "a difference is sent whatever its size": (SERVED, "if file.tell() > WORTH_IT * new.stat().st_size:", "if False:"),
     "every machine has its own difference made": (SERVED, "if made not in self._differences:", "if True:"),
     "what is wrong with a difference ends the download": (
         DOWNLOADS,

@@ -83,10 +83,7 @@ def test_a_users_own_folders_shadow_nothing(start, tmp_path: Path, name: str):
 def test_a_demo_runs_in_an_empty_folder_and_says_what_it_found(start, wheel: Path, tmp_path: Path):
     """With literal SDGA-Phase: most episodes of the starter have depth 1, which alone fills half a pool."""
     literal = {"method.phase_reserve": 0, "method.budget": 16, "loss.minibatch": 16, "pool.questions": 16}
-    addresses = {
-        "redis.url": f"redis://127.0.0.1:{free_port()}/0",
-        "retriever.url": f"http://127.0.0.1:{free_port()}",
-    }
+    addresses = {"redis.url": f"redis://127.0.0.1:{free_port()}/0", "retriever.url": f"http://127.0.0.1:{free_port()}"}
     changes = SMALL | literal | addresses | {"rollout.max_episodes": 32}
     settings = [part for key, value in changes.items() for part in (f"--{key}", str(value))]
     run, aside = tmp_path / "runs" / "demo", tmp_path / "runs" / "demo-1"

@@ -11,17 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from cusearch_async.alarms.history import (
-    FIRST,
-    LOOK_BACK,
-    RISE,
-    Fires,
-    History,
-    best,
-    first_steps,
-    in_a_row,
-    since,
-)
+from cusearch_async.alarms.history import FIRST, LOOK_BACK, RISE, Fires, History, best, first_steps, in_a_row, since
 
 
 @dataclass(frozen=True, slots=True)

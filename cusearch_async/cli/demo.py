@@ -97,11 +97,7 @@ def evaluate(fleet: Fleet, screen: live.Screen, config: Config, model: str, side
 
 
 def finish(
-    config: Config,
-    newest: Checkpoint,
-    scored: dict[str, dict[str, Any]],
-    summary: dict[str, Any],
-    console: Console,
+    config: Config, newest: Checkpoint, scored: dict[str, dict[str, Any]], summary: dict[str, Any], console: Console
 ) -> None:
     """Write summary.json; print the scores before and after, and where the results are. `scored` is what `evaluate`
     found of the `baseline`, if there is one, `before` and `after`."""
@@ -119,7 +115,7 @@ def finish(
     console.print(f"after {paired.less('before')}", soft_wrap=True)
     console.print(
         "greedy answers to held-out questions; reward and EM of the steps above are of answers to training questions, "
-        f"sampled at temperature {config.episode.temperature:g}, and so usually lower",
+        f"sampled at temperature {config.episode.temperature:g}, and so usually lower"
     )
     live.print_results(config, newest, console)
     console.print(f"{'summary':<8} {path}", soft_wrap=True)

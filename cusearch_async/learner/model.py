@@ -198,11 +198,7 @@ def _slope(log_p: torch.Tensor, targets: torch.Tensor, of_chosen: torch.Tensor) 
 
 
 def _slope_with_entropy(
-    log_p: torch.Tensor,
-    targets: torch.Tensor,
-    of_chosen: torch.Tensor,
-    entropy: torch.Tensor,
-    of_entropy: torch.Tensor,
+    log_p: torch.Tensor, targets: torch.Tensor, of_chosen: torch.Tensor, entropy: torch.Tensor, of_entropy: torch.Tensor
 ) -> torch.Tensor:
     """As `_slope`, and ∂H / ∂z = -p (log p + H)."""
     slope = log_p.exp()

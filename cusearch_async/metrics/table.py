@@ -109,11 +109,7 @@ FAMILIES = (
         "metrics/update.py",
         (
             Metric("by_depth/token_share", "share [S+1]", "of the trained tokens"),
-            Metric(
-                "by_depth/advantage_mass",
-                "share [S+1]",
-                "of Σ a_t·|A_t|, the gradient's weight",
-            ),
+            Metric("by_depth/advantage_mass", "share [S+1]", "of Σ a_t·|A_t|, the gradient's weight"),
             Metric(
                 "by_depth/advantage",
                 "−1 to 1 [S+1]",
@@ -189,9 +185,7 @@ FAMILIES = (
             Metric("train/optimizer_steps", "steps", "optimizer steps"),
             Metric("train/loss", "loss", "mean over mini-batches"),
             Metric(
-                "train/grad_norm",
-                "norm",
-                "mean over mini-batches, before clipping (none at ZeRO stage 0 in float32)",
+                "train/grad_norm", "norm", "mean over mini-batches, before clipping (none at ZeRO stage 0 in float32)"
             ),
             Metric("train/lr", "rate", "learning rate"),
             Metric("train/clip_fraction", "share", "trained tokens whose ratio was clipped"),

@@ -17,21 +17,10 @@ from cusearch_async.lifecycle.gpu_share import GpuLock
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.run import folder as run_folder
-from cusearch_async.run.history import (
-    changes_since_last_start,
-    place_of_buffer,
-    read_starts,
-    record_start,
-    record_stop,
-)
+from cusearch_async.run.history import changes_since_last_start, place_of_buffer, read_starts, record_start, record_stop
 from cusearch_async.run.identity import ACCEPT_CHANGES, NOBODY, Difference, Identity, not_this_run
 from cusearch_async.training.background import in_thread
-from cusearch_async.training.checkpoint import (
-    Checkpoint,
-    CheckpointState,
-    check_same_run,
-    state_at,
-)
+from cusearch_async.training.checkpoint import Checkpoint, CheckpointState, check_same_run, state_at
 from cusearch_async.training.checkpoint_objects import learner_checkpoints
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.loop import train

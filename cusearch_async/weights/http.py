@@ -39,11 +39,7 @@ from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.weights.difference import write_difference
 from cusearch_async.weights.downloads import PATH, PIECE_BYTES, SILENCE_S, Downloads, downloading
 from cusearch_async.weights.folder import WeightStore
-from cusearch_async.weights.interface import (
-    ADAPTER_TENSORS,
-    MANIFEST,
-    TENSORS,
-)
+from cusearch_async.weights.interface import ADAPTER_TENSORS, MANIFEST, TENSORS
 
 log = logging.getLogger(__name__)
 

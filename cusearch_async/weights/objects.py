@@ -67,11 +67,7 @@ class ObjectStore(WeightStore):
     """Versions in a folder of the learner's, and in an object store."""
 
     def __init__(
-        self,
-        folder: Path,
-        objects: Objects,
-        kept: int = KEPT,
-        keeps: Callable[[int], bool] = lambda version: False,
+        self, folder: Path, objects: Objects, kept: int = KEPT, keeps: Callable[[int], bool] = lambda version: False
     ) -> None:
         """The newest `kept` versions stay in the object store."""
         super().__init__(folder, keeps=keeps)

@@ -40,13 +40,7 @@ def test_an_objective_of_ones_own_takes_the_place_of_the_clipped_surrogate():
 def test_the_constants_of_the_loss_are_the_settings_of_the_same_names():
     settings = LossConfig(clip_low=0.1, clip_high=0.3, dual_clip=4.0, ratio="sequence", kl_coef=0.5, entropy_coef=0.25)
     assert surrogate_of(settings) == Surrogate(
-        objective=clipped,
-        clip_low=0.1,
-        clip_high=0.3,
-        dual_clip=4.0,
-        ratio="sequence",
-        kl_coef=0.5,
-        entropy_coef=0.25,
+        objective=clipped, clip_low=0.1, clip_high=0.3, dual_clip=4.0, ratio="sequence", kl_coef=0.5, entropy_coef=0.25
     )
 
 

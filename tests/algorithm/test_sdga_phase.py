@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.algorithm.methods.sdga import (
-    advance_phase,
-    anti_plan,
-    auto_plan,
-    is_phase_trapped,
-    phase_plan,
-)
+from cusearch_async.algorithm.methods.sdga import advance_phase, anti_plan, auto_plan, is_phase_trapped, phase_plan
 from tests.algorithm.problems import K, filled, pools
 
 # The phase.

@@ -351,10 +351,7 @@ def test_a_wait_is_timed_from_its_own_beginning(monkeypatch, caplog):
         lambda: f"waiting for {waited_for[0]}", lambda: True, list, lambda: "2.0 s a step"
     )
     said = [message for message in caplog.messages if message.startswith("waiting")]
-    assert said == [
-        "waiting for step 0: 10 s; 2.0 s a step",
-        "waiting for step 1: 7 s; 2.0 s a step",
-    ]
+    assert said == ["waiting for step 0: 10 s; 2.0 s a step", "waiting for step 1: 7 s; 2.0 s a step"]
 
 
 class Talking:

@@ -207,10 +207,7 @@ def test_derived_numbers(write):
             "learner.deepspeed.zero_optimization.offload_optimizer.device = 'cpu'",
             "run.colocate needs no zero_optimization.offload_optimizer: all is moved",
         ),
-        (
-            "weights.url = '10.0.0.5:29400'",
-            "weights.url: url '10.0.0.5:29400' must look like http://10.0.0.5:29400",
-        ),
+        ("weights.url = '10.0.0.5:29400'", "weights.url: url '10.0.0.5:29400' must look like http://10.0.0.5:29400"),
         ("weights.url = 'tcp://10.0.0.5:29400'", "weights.url: url 'tcp://10.0.0.5:29400' must look like http://10"),
         ("weights.url = 'http://h:29400'", ".*is of no use without weights.transport = 'http'"),
         ("weights.upstream = 'http://h:29400'", "weights.upstream (http://h:29400) needs weights.url"),

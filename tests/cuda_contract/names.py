@@ -58,7 +58,7 @@ CONTRACT: dict[str, set[str]] = {
     "v1/core/sched/interface.py:PauseState": {"UNPAUSED"},
     "v1/core/sched/output.py:SchedulerOutput": set(),
     "v1/engine/__init__.py:EngineCoreOutput": {
-        *("request_id", "new_token_ids", "new_logprobs", "prefill_stats", "events", "finished"),
+        *("request_id", "new_token_ids", "new_logprobs", "prefill_stats", "events", "finished")
     },
     "v1/engine/__init__.py:EngineCoreOutputs": {"outputs", "scheduler_stats", "finished_requests"},
     "v1/outputs.py:LogprobsLists": {"logprob_token_ids", "logprobs", "sampled_token_ranks"},

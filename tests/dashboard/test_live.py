@@ -67,11 +67,7 @@ def test_it_has_the_buckets_the_ledger_and_the_processes(config):
 @pytest.mark.parametrize(
     ("status", "name", "said"),
     [
-        (
-            WorkerStatus(in_flight=4, last_token_age_s=90.0),
-            "worker_stuck",
-            "no token for 90 s",
-        ),
+        (WorkerStatus(in_flight=4, last_token_age_s=90.0), "worker_stuck", "no token for 90 s"),
         (WorkerStatus(retriever_down_s=30.0), "retriever_down", "no answer from http://127.0.0.1:8765 for 30 s"),
     ],
 )

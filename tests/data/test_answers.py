@@ -38,10 +38,7 @@ def truth(value):
         (truth("a<|answer_split|>b<|answer_split|>"), ["a", "b"]),
         (truth({"target": "['a', 'b']"}), ["a", "b"]),
         (truth('{"target": ["a", "b"]}'), ["a", "b"]),
-        (
-            {"reward_model": "{'ground_truth': {'target': array(['a', 'b'], dtype=object)}}"},
-            ["a", "b"],
-        ),
+        ({"reward_model": "{'ground_truth': {'target': array(['a', 'b'], dtype=object)}}"}, ["a", "b"]),
         (truth("14 May 1911 UTC, May 1911") | {"extra_info": {"answer": TWO}}, TWO),
         (truth("14 May 1911 UTC and May 1911") | {"extra_info": str({"answers": TWO})}, TWO),
         (truth("May 1911") | {"extra_info": {"golden_answers": TWO}}, ["May 1911", TWO[0]]),

@@ -261,10 +261,7 @@ def test_questions_are_tidied_as_search_r1_does(text, wanted):
         (json.dumps(ROW | {"data_source": 3}), "line 2: 'data_source' must be text, got 3"),
         ('{"id": ' + "1" * 5000 + "}", "line 2: is not JSON"),
         ("[" * 100_000, "line 2: is not JSON"),
-        (
-            json.dumps(ROW | {"extra_info": {"index": [3]}}),
-            r"line 2: 'index' .* must be text or a number, got \[3\]",
-        ),
+        (json.dumps(ROW | {"extra_info": {"index": [3]}}), r"line 2: 'index' .* must be text or a number, got \[3\]"),
         (json.dumps(ROW | {"extra_info": {"index": 3, "split": ["a"]}}), "line 2: 'split' .* must be text"),
         (json.dumps(ROW | {"extra_info": "x"}), "line 2: 'extra_info' must hold split and index"),
     ],
@@ -276,10 +273,7 @@ def test_a_wrong_line_of_a_json_file_is_named(write, line, said):
 
 @pytest.mark.parametrize(
     ("source", "said"),
-    [
-        ("nowhere.parquet", "there is no such file"),
-        ("hf:only-an-owner", "must look like hf:OWNER/NAME/FILE.parquet"),
-    ],
+    [("nowhere.parquet", "there is no such file"), ("hf:only-an-owner", "must look like hf:OWNER/NAME/FILE.parquet")],
 )
 def test_a_source_that_is_not_there_is_named(source, said):
     with pytest.raises(ConfigError, match=rf"data\.source.*{said}"):

@@ -141,8 +141,7 @@ FIRST, NEXT = "I look.</think><search>x</search>", "<think>Found.</think><answer
 
 
 @pytest.mark.parametrize(
-    ("template", "prompt"),
-    [(THINKS, "atlas"), (THINKS.replace("\n", " "), "paper"), (None, "{question}\n<think>\n")],
+    ("template", "prompt"), [(THINKS, "atlas"), (THINKS.replace("\n", " "), "paper"), (None, "{question}\n<think>\n")]
 )
 async def test_the_first_turn_continues_a_thought_that_the_prompt_has_begun(template, prompt):
     assert await format_of([FIRST, NEXT], template, prompt)

@@ -20,13 +20,7 @@ from cusearch_async.types import Question
 from tests.fakes import STARTER, FakeSearch, ScriptedPolicy, searching
 
 TOKENIZER = AutoTokenizer.from_pretrained(STARTER)
-EPISODE = EpisodeConfig(
-    s_max=3,
-    temperature=0.9,
-    max_prompt_tokens=96,
-    max_turn_tokens=80,
-    max_observation_tokens=88,
-)
+EPISODE = EpisodeConfig(s_max=3, temperature=0.9, max_prompt_tokens=96, max_turn_tokens=80, max_observation_tokens=88)
 QUESTION = Question(id="q", text="What is the capital of Peru?", answers=("Lima",), category="1 links")
 PERU = ['"Peru"\nThe capital of Peru is Lima.']
 SEARCH = "<think>a</think><search>capital of Peru</search>"

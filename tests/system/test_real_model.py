@@ -86,16 +86,7 @@ def test_it_is_warm_started_and_trained(model, tmp_path):
         "--output",
         str(demonstrations),
     )
-    options = (
-        "--demonstrations",
-        str(demonstrations),
-        "--output",
-        str(warm),
-        "--batch",
-        "2",
-        "--lr",
-        "1e-3",
-    )
+    options = ("--demonstrations", str(demonstrations), "--output", str(warm), "--batch", "2", "--lr", "1e-3")
     settings = ("--model.path", str(model), "--learner.cores", "", "--learner.checkpoint_every", "100")
     settings += ("--learner.trained_layers", "16")
     run(tmp_path, "warm", "warmstart", "laptop", "atlas-prose", *options, *settings)

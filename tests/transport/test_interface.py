@@ -74,10 +74,7 @@ async def test_a_trajectory_lies_in_the_bucket_of_its_depth(backend):
     [
         ({"depth": 6}, "depth must be at most 5, got 6"),
         ({"sampled": 6}, "a row.s token_ids must be at most 9, got 11"),
-        (
-            {"token_ids": np.array([1, 2, 3, 4, 5, 6, 7, -1, 9])},
-            "token ids must be at least 0 .*, got -1",
-        ),
+        ({"token_ids": np.array([1, 2, 3, 4, 5, 6, 7, -1, 9])}, "token ids must be at least 0 .*, got -1"),
         ({"token_ids": np.array([1, 2, 3, 4, 5, 6, 7, 100, 9])}, "token ids must be .* below 100 .*, got 100"),
     ],
 )

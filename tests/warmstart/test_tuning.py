@@ -13,11 +13,7 @@ from cusearch_async.warmstart.tuning import Course, tuning_config
 from tests.strategies import make_trajectory
 
 COURSES = st.builds(
-    Course,
-    batch=st.integers(1, 9),
-    epochs=st.integers(1, 3),
-    lr=st.just(1e-4),
-    held_out=st.floats(0.01, 0.99),
+    Course, batch=st.integers(1, 9), epochs=st.integers(1, 3), lr=st.just(1e-4), held_out=st.floats(0.01, 0.99)
 )
 
 

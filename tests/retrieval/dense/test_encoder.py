@@ -8,15 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertModel,
-    CLIPConfig,
-    CLIPModel,
-    MPNetModel,
-    PreTrainedTokenizerFast,
-    T5Model,
-)
+from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, MPNetModel, PreTrainedTokenizerFast, T5Model
 
 from cusearch_async.config import DenseConfig
 from cusearch_async.errors import ConfigError, SearchFailed

@@ -7,10 +7,7 @@ import shutil
 import faiss
 import numpy as np
 import pytest
-from transformers import (
-    BertConfig,
-    BertModel,
-)
+from transformers import BertConfig, BertModel
 
 from cusearch_async.config import DenseConfig
 from cusearch_async.errors import ConfigError
