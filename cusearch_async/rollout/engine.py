@@ -14,6 +14,8 @@ import dataclasses
 import gc
 import itertools
 import logging
+import math
+import multiprocessing
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -49,6 +51,7 @@ CPU_BATCH_TOKENS = 4096
 STAGING = "cusearch_async.rollout.staging.StagesWeights"
 GATHERING = "cusearch_async.rollout.turn_scheduler.GathersOutputs"
 STAGED_POLL_S = 0.01
+LOOK_S = 1.0
 
 ADAPTER = "policy", 1
 """Name and number of the only adapter, the same for all versions: requests in flight continue with the newest."""
@@ -64,8 +67,13 @@ class Engine:
         engine_output: EngineOutput,
         recomputes_kv: bool = True,
         lock: GpuLock | None = None,
+        stall_s: float = math.inf,
     ) -> None:
         self._llm = llm
+        self._stall_s = stall_s
+        self._watching: asyncio.Task[None] | None = None
+        self._hung = ""
+        """Why the engine was ended."""
         self._recomputes_kv = recomputes_kv
         self._engine_output = engine_output
         self._tokenizer = tokenizer
@@ -109,7 +117,7 @@ class Engine:
             of_settings = error.errors()[0]["msg"] if isinstance(error, ValidationError) else ""
             why = engine_output.last_error() or of_settings or first_line(error)
             raise EngineDied(f"vLLM cannot start with {model!r}: {why}") from error
-        return cls(llm, tokenizer, engine_output, config.rollout.recompute_kv, lock)
+        return cls(llm, tokenizer, engine_output, config.rollout.recompute_kv, lock, config.run.stall_s)
 
     def _listen(self, llm: AsyncLLM) -> None:
         """Record the time of every step of the engine. vLLM itself reports only the last token of a request."""
@@ -133,6 +141,18 @@ class Engine:
         if self._is_paused or not self._running:
             return 0.0
         return time.monotonic() - max(self._token_at, self._busy_since)
+
+    async def _end_when_it_hangs(self) -> None:
+        """End an engine that has requests and produces no token for run.stall_s: it never comes back, and whoever waits
+        for it gets EngineDied. Only time in which this process runs counts."""
+        silent_s = 0.0
+        while silent_s < self._stall_s:
+            await asyncio.sleep(LOOK_S)
+            silent_s = silent_s + LOOK_S if self.last_token_age_s >= LOOK_S else 0.0
+        self._hung = f"it had requests and produced no token for {self._stall_s:g} s (run.stall_s), and was ended"
+        for process in multiprocessing.active_children():
+            if process.name.startswith("EngineCore"):
+                process.kill()
 
     def active(self) -> AbstractAsyncContextManager[None]:
         """Around every use of the engine: it does not sleep inside. Raises: Stalled when the learner keeps the GPUs."""
@@ -299,7 +319,8 @@ class Engine:
         return outputs[-1]
 
     async def _died(self, error: Exception) -> EngineDied:
-        reason = await asyncio.to_thread(self._engine_output.last_error) or (error.__cause__ and repr(error.__cause__))
+        printed = await asyncio.to_thread(self._engine_output.last_error)
+        reason = self._hung or printed or (error.__cause__ and repr(error.__cause__))
         return EngineDied(f"the vLLM engine died: {reason or 'it printed no error (killed, or out of memory?)'}")
 
     def close(self) -> None:
@@ -312,12 +333,15 @@ class Engine:
     async def _busy(self) -> AsyncIterator[None]:
         if self._running == 0:
             self._busy_since = time.monotonic()
+            self._watching = asyncio.create_task(self._end_when_it_hangs())
         self._running += 1
         try:
             yield
         finally:
             self._running -= 1
             if self._running == 0:
+                assert self._watching is not None
+                self._watching.cancel()
                 self._busy_s += time.monotonic() - self._busy_since
 
 

@@ -196,6 +196,27 @@ def test_an_engine_is_not_started_where_its_operators_cannot_be_loaded(atlas_con
         Engine.start(STARTER, None, atlas_config)
 
 
+def test_an_engine_that_hangs_is_ended_and_whoever_waits_for_it_is_told(atlas_config, tmp_path):
+    """Before, its worker kept the GPU until somebody came."""
+
+    async def body(engine, text):
+        process = engine_process()
+        await engine.generate(text, 8, 1.0, 1, STOPS)  # which takes long on a busy machine
+        engine._stall_s = 2.0
+        turns = [asyncio.create_task(engine.generate(text, 800, 1.0, seed, STOPS)) for seed in range(3)]
+        async with asyncio.timeout(60 * SLOW):
+            while engine._running < 3:
+                await asyncio.sleep(0.01)
+        process.suspend()
+        async with asyncio.timeout(60 * SLOW):
+            ends = await asyncio.gather(*turns, return_exceptions=True)
+        said = "the vLLM engine died: it had requests and produced no token for 2 s (run.stall_s), and was ended"
+        assert [str(end) for end in ends] == [said] * 3
+        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+    with_engine(atlas_config, tmp_path, small_model(False, 0), body)
+
+
 def test_an_engine_that_fails_is_quoted(atlas_config, tmp_path):
     """vLLM's CPU attention knows no heads of 16 numbers, and finds out at the first request."""
     shape = Qwen2Config.from_pretrained(STARTER)
