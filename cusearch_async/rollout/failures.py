@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
+from cusearch_async.surrogates import without_surrogates
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Failures:
 
     def add(self, kind: str, ticket: int, rollout: int, why: str) -> None:
         """Count the failure of an episode, and log it unless the same was logged just now."""
+        why = without_surrogates(why)  # it may quote a program or the policy, and goes to Redis
         self.by_kind[kind] += 1
         pattern = f"{kind}: {_NUMBER.sub('#', why)}"
         if pattern not in self._reasons and len(self._reasons) >= _MOST:

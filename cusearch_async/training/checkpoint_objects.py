@@ -93,11 +93,8 @@ class CheckpointObjects:
         missing = {path for path in _starts_in(paths) if not (self._folder / path).exists()}
         counting = {path for path in missing if path.endswith(".json")}
         (self._folder / STARTS).mkdir(exist_ok=True)
-        for path in sorted(missing - counting):
+        for path in sorted(missing - counting | {METRICS, SCORES} & set(paths)):
             await self._restore_file(path)
-        if counting:  # learners elsewhere have written more
-            for path in {METRICS, SCORES} & set(paths):
-                await self._restore_file(path)
         for path in sorted(counting):  # a start counts when all of it and its curves are here
             await self._restore_file(path)
 
@@ -127,9 +124,11 @@ class CheckpointObjects:
         put_in_place(target)
 
     async def _restore_file(self, path: str) -> None:
-        target = self._folder / path
+        """Unless the file here begins with the one there: then this machine has written on."""
+        target, theirs = self._folder / path, await self._read(path)
         try:
-            write_file(target, await self._read(path))
+            if not (target.exists() and target.read_bytes().startswith(theirs)):
+                write_file(target, theirs)
         except OSError as error:
             raise write_failed(target, error) from error
 

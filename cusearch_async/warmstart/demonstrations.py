@@ -89,7 +89,7 @@ def _makers(sources: Sources, rollout: _Rollout) -> Iterator[Callable[[], Trajec
             yield partial(rollout.of_row, row, origin, number)
     for folder in sources.runs:
         for step in recorded(folder):
-            for trajectory in read_record(folder, step).trajectories(rollout.most_tokens):
+            for trajectory in read_record(folder, step).trajectories(rollout.most_tokens_of_rows):
                 if trajectory.reward >= sources.min_reward:
                     yield partial(rollout.checked, trajectory, f"{folder}, step {step}, trajectory {trajectory.id}")
 
@@ -115,6 +115,10 @@ class _Rollout:
     @property
     def most_tokens(self) -> int:
         return self._config.episode.max_tokens
+
+    @property
+    def most_tokens_of_rows(self) -> int:
+        return self._config.episode.max_trajectory_tokens
 
     def of_row(self, row: Row, origin: Origin, number: int) -> Trajectory:
         if row.problem is not None:

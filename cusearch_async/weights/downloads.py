@@ -2,8 +2,8 @@
 
 It asks for what changed since the newest version that it has; without one, or where that does not help, it takes the
 whole file. A download is checked while it arrives, resumes after a lost connection, and gets its name when it is
-complete; it is then loaded like a version in a shared folder. A relay answers 202 while it downloads a version itself;
-the client asks again.
+complete; it is then loaded like a version in a shared folder. A learner answers 202 while it makes a difference, and a
+relay while it downloads a version itself; the client asks again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from cusearch_async.config import weights_token
-from cusearch_async.errors import ConfigError, WeightsUnavailable, first_line
+from cusearch_async.errors import ConfigError, WeightsUnavailable, WriteFailed, first_line
 from cusearch_async.files import remove, write_failed
 from cusearch_async.weights.copies import Copies, keep
 from cusearch_async.weights.difference import restore
@@ -41,7 +41,7 @@ ATTEMPTS = 3
 
 
 class _NotYet(WeightsUnavailable):
-    """A relay is downloading the version."""
+    """A relay is downloading the version, or the difference is being made."""
 
 
 @asynccontextmanager
@@ -78,7 +78,7 @@ class Downloads(Copies):
                 for last in await self.last(client, have):
                     await self.open(last)
                     have = last
-            except WeightsUnavailable as error:
+            except (WeightsUnavailable, WriteFailed) as error:
                 log.debug("%s", error)
             await asyncio.sleep(RETRY_S)
 
@@ -145,7 +145,7 @@ class Downloads(Copies):
                         f"the learner at {self._url} answers {response.status}: {(await response.text())[:500]}"
                     )
                 if response.status == HTTPStatus.ACCEPTED:
-                    raise _NotYet(f"the relay at {self._url} does not have it yet")
+                    raise _NotYet(f"{self._url} does not have it yet")
                 yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise WeightsUnavailable(

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -108,6 +109,8 @@ class Server:
         self.sending = 0
         self._differences: dict[Path, asyncio.Future[None]] = {}
         """Files of differences that are made, or have been."""
+        self._put_off: dict[Path, float] = {}
+        """Those that were asked for too early -> when."""
         self.asking = 0
         """Open questions for the last version."""
         self._needing: dict[str, float] = {}
@@ -133,7 +136,7 @@ class Server:
 
     def _is_missed(self, now: float) -> bool:
         """Whether a client is expected back."""
-        return any(now - heard < SILENCE_S for heard in self._needing.values())
+        return any(now - heard < SILENCE_S for heard in (*self._needing.values(), *self._put_off.values()))
 
     @web.middleware
     async def _authorized(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -183,7 +186,12 @@ class Server:
             if made not in self._differences:
                 self._differences = {path: done for path, done in self._differences.items() if path.parent.exists()}
                 self._differences[made] = asyncio.ensure_future(asyncio.to_thread(_make_difference, old, new, made))
-            await asyncio.shield(self._differences[made])
+            await asyncio.wait({self._differences[made]}, timeout=SILENCE_S / 3)
+            if not self._differences[made].done():
+                self._put_off[made] = time.monotonic()
+                return web.json_response({}, status=HTTPStatus.ACCEPTED)
+            self._put_off.pop(made, None)
+            self._differences[made].result()
         except (WeightsUnavailable, WriteFailed, OSError, ValueError) as error:
             return web.json_response({"error": first_line(error)}, status=404)
         return _Counted(made, self)

@@ -53,3 +53,10 @@ def test_reasons_without_end_are_counted_by_kind(clock, caplog):
     assert found.by_kind == {"search": 1000}
     assert len(caplog.records) < 200
     assert Failures().most_frequent == ""
+
+
+def test_half_a_character_in_a_reason_can_be_reported():
+    """A program elsewhere may say anything; before, it ended the worker."""
+    found = Failures()
+    found.add("episode", 0, 0, "no city \ud83d")
+    assert found.most_frequent.encode() == b"1 x no city ?"

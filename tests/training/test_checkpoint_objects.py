@@ -111,6 +111,34 @@ def test_the_first_machine_continues_where_the_second_ended(host, objects):
     assert (here.folder / "metrics.jsonl").exists()
 
 
+def test_curves_that_were_fetched_too_early_are_fetched_again(host, objects):
+    """A launch there was refused while the learner here was alive. Before, its short curves replaced the whole ones in
+    the store."""
+    here, there = host("here"), host("there")
+    first = here.start(1)
+    for step in (1, 2, 3):
+        for name in ("metrics.jsonl", "eval.jsonl"):
+            append_row(here.folder / name, {"step": step, "epoch": 1})
+        save(first, step)
+        if step == 1:
+            there.restore()
+    whole = (here.folder / "metrics.jsonl").read_bytes()
+    there.start(2, 3)
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        assert (there.folder / name).read_bytes() == whole
+        assert asyncio.run(CheckpointObjects.of(there.config)._read(name)) == whole
+
+
+def test_what_was_written_here_since_is_kept(host, objects):
+    """The store gets the curves with every checkpoint; a killed learner had written on."""
+    here = host("here")
+    save(here.start(1), 1)
+    append_row(here.folder / "metrics.jsonl", {"step": 1, "epoch": 1})
+    written = (here.folder / "metrics.jsonl").read_bytes()
+    here.start(2, 1)
+    assert (here.folder / "metrics.jsonl").read_bytes() == written
+
+
 def test_what_a_replaced_learner_wrote_later_does_not_count(host, objects):
     here, there, third = host("here"), host("there"), host("third")
     old = here.start(1)

@@ -239,3 +239,25 @@ def test_recorded_trajectories_of_a_run_are_demonstrations_if_their_reward_suffi
     assert f"{folder}, step 0, trajectory 1:0: it does not begin with the prompt" in read.problems[0]
     with pytest.raises(ConfigError, match="none of 0 demonstrations can be used, or none has a reward of 2"):
         read_demonstrations(Sources(runs=(folder,), min_reward=2), tokenizer, config)
+
+
+def test_a_recorded_episode_of_many_rows_is_read(tmp_path, tokenizer):
+    """An agent that changes its history; before, its size ended the command."""
+    lengths = {"s_max": 30, "max_prompt_tokens": 3000, "max_turn_tokens": 500, "max_observation_tokens": 500}
+    long = load_config(Path("atlas"), [part for k, v in lengths.items() for part in (f"--episode.{k}", str(v))])
+    [good] = read_demonstrations(written(tmp_path, GOOD), tokenizer, long).trajectories
+    rows, length = 30, 3000
+    ids = np.full(rows * length, good.token_ids[-1], np.int32)
+    sampled = np.arange(rows * length) % length > 0
+    noise = np.random.default_rng(0).normal(size=int(sampled.sum())).astype(np.float32)
+    tokens = {"token_ids": ids, "sampled": sampled, "logprobs": noise, "versions": np.zeros(len(noise), np.int32)}
+    many = replace(good, ticket=1, starts=tuple(range(0, rows * length, length)), **tokens)
+    record = Record(
+        step=0, epoch=1, memory="", pool=[encode(good), encode(many)], selected=[], advantages=[], metrics={}
+    )
+    folder = tmp_path / "run"
+    (folder / "records").mkdir(parents=True)
+    (folder / "records" / "000000-e1.zz").write_bytes(zlib.compress(msgspec.msgpack.encode(record)))
+    read = read_demonstrations(Sources(runs=(folder,)), tokenizer, long)
+    assert [found.token_ids.tolist() for found in read.trajectories] == [good.token_ids.tolist()]
+    assert "trajectory 1:0: it does not begin with the prompt" in read.problems[0]

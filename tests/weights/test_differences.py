@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import random
+import threading
 
 import pytest
 import torch
@@ -128,6 +129,39 @@ async def test_machines_with_the_same_version_share_one_difference(site, monkeyp
         opened = await asyncio.gather(one.open(second), other.open(second))
         assert all(same(found, learned(1)) for found in opened)
     assert len(made) == 1
+
+
+async def test_a_difference_that_takes_long_to_make_is_waited_for(site, sent, monkeypatch):
+    """Longer than silence is borne; before, the whole file was sent besides, for every version of a large model."""
+    go_on, asked = threading.Event(), []
+
+    def slow(old, new, into, threads):
+        assert go_on.wait(SECONDS)
+        write_difference(old, new, into, threads)
+
+    put_off = http.Server._difference
+
+    async def counting(own, request):
+        answer = await put_off(own, request)
+        asked.append(answer.status)
+        return answer
+
+    for module in (http, client):
+        monkeypatch.setattr(module, "SILENCE_S", 1)
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
+    monkeypatch.setattr(http, "write_difference", slow)
+    monkeypatch.setattr(http.Server, "_difference", counting)
+    async with site.learner.serving(), site.host() as downloads:
+        await downloads.open(publish(site, 0, learned(0)))
+        name = publish(site, 1, learned(1))
+        opening = asyncio.ensure_future(downloads.open(name))
+        async with asyncio.timeout(SECONDS):
+            while asked.count(202) < 5 and not opening.done():
+                await asyncio.sleep(0.01)
+        go_on.set()
+        assert same(await opening, learned(1))
+    assert set(asked) == {202, 200}
+    assert sent[-1][0] == f"{name}/{TENSORS}/from/v000000-e1"
 
 
 async def test_a_lost_connection_is_taken_up_within_a_difference(site, sent, monkeypatch):

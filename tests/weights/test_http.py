@@ -347,6 +347,24 @@ async def test_a_learner_at_its_end_waits_for_who_needs_the_last_version(site, s
             await downloads.open(first)
 
 
+async def test_a_moment_without_room_does_not_lose_the_last_version(site, servers, monkeypatch):
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
+    opened, refused = Downloads.open, []
+
+    async def without_room(own, name):
+        if len(refused) < 3:
+            refused.append(name)
+            raise WriteFailed("no space left on device")
+        return await opened(own, name)
+
+    monkeypatch.setattr(Downloads, "open", without_room)
+    async with site.host(needs_last=True), site.learner.serving():
+        last = site.publish(1)
+        await until(lambda: servers[0].asking == 1)
+    assert refused == [last] * 3
+    assert site.downloaded() == {last}
+
+
 async def test_a_learner_at_its_end_does_not_wait_for_who_has_gone(site, servers, monkeypatch):
     monkeypatch.setattr(client, "RETRY_S", 0.01)
     async with site.learner.serving():

@@ -53,7 +53,7 @@ _SECRETS = {
     "CUSEARCH_REDIS_PASSWORD": ("learner", "rollout", "evaluator", "dashboard"),
     "CUSEARCH_SENTINEL_PASSWORD": ("learner", "rollout", "evaluator", "dashboard"),
     "CUSEARCH_WEIGHTS_TOKEN": ("learner", "rollout", "evaluator"),
-    "CUSEARCH_AGENTS_TOKEN": ("rollout", "evaluator"),
+    "CUSEARCH_AGENTS_TOKEN": ("rollout", "evaluator", "eval_"),
     "CUSEARCH_JUDGE_KEY": ("eval_",),
     "CUSEARCH_PAGE_TOKEN": ("dashboard",),
     "WANDB_API_KEY": ("tracker",),
