@@ -13,6 +13,7 @@ from cusearch_async.metrics.log import Curves
 from cusearch_async.metrics.table import scores_of
 from cusearch_async.run.folder import CURVES, SCORES
 from cusearch_async.run.history import epochs_and_steps
+from cusearch_async.transport.interface import RunState
 from cusearch_async.types import Trajectory
 from cusearch_async.weights.folder import epoch_of
 
@@ -25,11 +26,13 @@ class Done:
         self._epoch = -1
         self.version = -1
 
-    def follow(self, weights: str) -> None:
-        """`weights` are the announced ones: after a learner that went back to a checkpoint, versions come again."""
-        if epoch_of(weights) != self._epoch:
-            self._epoch = epoch_of(weights)
-            rows = read_scores(self._folder / SCORES, epochs_and_steps(self._folder))
+    def follow(self, state: RunState) -> None:
+        """After a learner that went back to a checkpoint, versions come again."""
+        epoch = epoch_of(state.weights)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            starts = [*epochs_and_steps(self._folder), (epoch, state.published)]  # an evaluator's own folder has none
+            rows = read_scores(self._folder / SCORES, starts)
             self.version = rows[-1]["step"] if rows else -1
 
 

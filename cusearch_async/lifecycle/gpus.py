@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -196,8 +197,12 @@ def _alone() -> Iterator[None]:
 
 
 def _folder() -> Path:
+    """Raises: ConfigError when another user has made it, who could lead our files elsewhere."""
     folder = Path(tempfile.gettempdir()) / f"cusearch-gpus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    made = folder.lstat()
+    if not stat.S_ISDIR(made.st_mode) or made.st_uid != os.getuid():
+        raise ConfigError(f"{folder} is not a folder of this user; remove it, or set TMPDIR to another place")
     return folder
 
 

@@ -91,7 +91,7 @@ class Evaluator:
         await wait_until_announced(self._buffer, stop.is_set)
         while not stop.is_set():
             state = await self._buffer.state()
-            done.follow(state.weights)
+            done.follow(state)
             is_finished = finish.has_come(state)
             if is_finished and done.version >= state.step:
                 log.info("run %s is finished and its last version is scored; the evaluator ends", config.run.name)

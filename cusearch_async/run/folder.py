@@ -71,6 +71,8 @@ CHILDREN = (
     "page-token",
 )
 """Everything that a run writes into its folder, except the marker."""
+LEFT_BY_OTHERS = {"downloaded", "relayed", "weights-token", SCORES, CURVES}
+"""What workers, relays and evaluators of a learner elsewhere leave in a folder without a marker."""
 _POLL_S = 0.05
 
 
@@ -102,7 +104,8 @@ def _make_marker(folder: Path, run: str) -> Marker:
     made = Marker(run, uuid.uuid4().hex, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        strange = sorted(path.name for path in folder.iterdir() if MARKER not in path.name)
+        there = {path.name for path in folder.iterdir() if MARKER not in path.name}
+        strange = sorted(there) if there - LEFT_BY_OTHERS else []
         if strange and (found := refuse_others(folder, run)) is not None:
             return found  # another process has made it in the meantime, and uses it already
         if strange:

@@ -139,7 +139,7 @@ def start_now(config: Config, epoch: int, step: int, contract: Mapping[str, str]
     return Start(
         epoch=epoch,
         step=step,
-        time=_now(),
+        time=now(),
         host=socket.gethostname(),
         pid=os.getpid(),
         argv=sys.argv,
@@ -176,12 +176,12 @@ def record_stop(run_folder: Path, epoch: int, step: int | None, outcome: str) ->
     """Keep how the learner has ended; a failed write is only logged."""
     path = run_folder / STARTS / f"{epoch:04d}{_STOPPED}"
     try:
-        write_file(path, msgspec.json.format(msgspec.json.encode(Stop(_now(), step, outcome))))
+        write_file(path, msgspec.json.format(msgspec.json.encode(Stop(now(), step, outcome))))
     except OSError as error:
         log.warning("%s cannot be written: %s", path, error.strerror)
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 

@@ -15,7 +15,9 @@ import termios
 import threading
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -232,6 +234,31 @@ def test_a_process_that_dies_is_quoted_by_its_last_error(fleet, tmp_path, log, q
     with pytest.raises(ProcessDied) as died:
         fleet.check()
     assert str(died.value) == f"rollout-0 ended with status 3: {quoted} (log: {child.log})"
+
+
+def test_workers_wait_for_this_learners_take_over_not_for_starts_that_it_fetches(config, monkeypatch):
+    """Of a learner on another machine, out of learner.checkpoint_objects. Before, workers met the old contract."""
+    record_start(config, epoch=1, step=0)
+    starts, looks = config.folder / "starts", []
+    earlier = msgspec.json.decode((starts / "0001.json").read_bytes()) | {"time": "2026-01-01T00:00:00+00:00"}
+    (starts / "0001.json").write_bytes(msgspec.json.encode(earlier))  # the system has given its number again
+    elsewhere = earlier | {"epoch": 2, "host": "elsewhere", "time": "2036-01-01T00:00:00+00:00"}
+
+    def wait(fleet, is_done, poll_s=0.0):
+        looks.append(is_done())
+        (starts / "0002.json").write_bytes(msgspec.json.encode(elsewhere))
+        looks.append(is_done())
+        record_start(config, epoch=3, step=0)
+        looks.append(is_done())
+
+    def start(fleet, name, command, env=None):
+        of_this_test = SimpleNamespace(pid=os.getpid(), poll=lambda: None)
+        fleet.children[name] = SimpleNamespace(process=of_this_test)
+
+    monkeypatch.setattr(Fleet, "_start", start)
+    monkeypatch.setattr(Fleet, "wait", wait)
+    Fleet(config).start_run(accept_changes=True)
+    assert looks == [False, False, True]
 
 
 @pytest.mark.system

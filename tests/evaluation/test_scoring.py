@@ -139,9 +139,13 @@ def test_a_version_is_due_every_so_many_steps_and_at_the_end(atlas_config, publi
         assert due_version(state, scored, config.eval, 12) == due
 
 
+def announced(weights: str) -> RunState:
+    return RunState(published=int(weights[1:7]), weights=weights)
+
+
 def done_at(folder, weights: str) -> int:
     done = Done(folder)
-    done.follow(weights)
+    done.follow(announced(weights))
     return done.version
 
 
@@ -179,11 +183,11 @@ def test_versions_of_a_course_that_was_left_are_scored_again(atlas_config, tmp_p
     for version in (0, 6, 10, 12, 14):
         record(tmp_path, version, f"v{version:06d}-e1", 1.0, {"all": {"em": 0.1}})
     done = Done(tmp_path)
-    done.follow("v000014-e1")
+    done.follow(announced("v000014-e1"))
     assert done.version == 14
 
     record_start(config, epoch=2, step=10)
-    done.follow("v000010-e2")
+    done.follow(announced("v000010-e2"))
     assert done.version == 10, "what the new learner went on from is what was scored"
     state = RunState(published=12, weights="v000012-e2")
     assert due_version(state, done.version, config.eval, 20) == 12
@@ -194,6 +198,19 @@ def test_versions_of_a_course_that_was_left_are_scored_again(atlas_config, tmp_p
     record(tmp_path, 12, "v000012-e2", 1.0, {"all": {"em": 0.9}})
     scores = read_scores(tmp_path / "eval.jsonl", starts)
     assert [(row["step"], row["epoch"], row["all"]["em"]) for row in scores[-2:]] == [(10, 1, 0.1), (12, 2, 0.9)]
+
+
+def test_an_evaluator_with_a_folder_of_its_own_scores_them_again_too(tmp_path):
+    """It has no starts. Before, the last version of the run could stay without a score."""
+    for version in (0, 10, 20, 30):
+        record(tmp_path, version, f"v{version:06d}-e1", 1.0, {"all": {"em": 0.1}})
+    done = Done(tmp_path)
+    done.follow(announced("v000033-e1"))
+    assert done.version == 30
+    done.follow(announced("v000020-e2"))
+    assert done.version == 20
+    record(tmp_path, 30, "v000030-e2", 1.0, {"all": {"em": 0.2}})
+    assert done_at(tmp_path, "v000030-e2") == 30
 
 
 def test_a_run_is_complete_only_when_the_last_version_of_its_own_course_is_scored(atlas_config, tmp_path):

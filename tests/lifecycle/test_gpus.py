@@ -315,3 +315,17 @@ def test_a_group_that_is_half_taken_is_not_taken_and_leaves_its_other_half_free(
     worker("--rollout.gpus", "[1]")
     assert take_for_worker(config_of(*PAIRS, "--rollout.gpus", "[0, 1, 2, 3]")) == ("2", "3")
     assert take_for_worker(config_of("--rollout.gpus", "[0]")) == ("0",)
+
+
+@pytest.mark.parametrize("how", ["a link", "of another user"])
+def test_a_folder_of_locks_that_another_user_made_is_refused(cards, config_of, tmp_path, monkeypatch, how):
+    """Or what is written into a lock would go wherever a link in it leads."""
+    cards("0")
+    if how == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / f"cusearch-gpus-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    else:
+        (tmp_path / "cusearch-gpus-1234567").mkdir()
+        monkeypatch.setattr(os, "getuid", lambda: 1234567)
+    with pytest.raises(ConfigError, match=r"cusearch-gpus-\d+ is not a folder of this user"):
+        take_for_worker(config_of())

@@ -41,6 +41,20 @@ def test_a_folder_with_files_and_no_marker_becomes_no_run(tmp_path, name):
     assert [path.name for path in (tmp_path / "site").iterdir()] == [name]
 
 
+def test_a_folder_with_a_workers_copies_can_become_a_runs(tmp_path):
+    """Where a worker or an evaluator of a learner elsewhere ran, a learner may continue. Before, it was refused."""
+    for name in ("downloaded", "relayed", "tensorboard"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "eval.jsonl").write_text("{}\n")
+    made = run_folder.mark(tmp_path, "run")
+    assert run_folder.read_marker(tmp_path) == made
+    (tmp_path / "eval.jsonl").unlink()
+    (tmp_path / "run.json").unlink()
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds downloaded, relayed, tensorboard and no run\.json"):
+        run_folder.mark(tmp_path, "run")
+
+
 def test_processes_that_start_at_once_agree_on_one_marker(tmp_path):
     for attempt in range(20):
         folder = tmp_path / f"run-{attempt}"

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from cusearch_async.lifecycle.gpus import Gpus, divide
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.run import folder as run_folder
-from cusearch_async.run.history import read_starts, read_stop
+from cusearch_async.run.history import now, read_starts, read_stop
 from cusearch_async.run.provenance import COMMAND
 from cusearch_async.training.checkpoint import checkpoints_of
 from cusearch_async.transport.server import holding_data, is_listening, own_server
@@ -182,14 +183,13 @@ class Fleet:
 
         With `accept_changes` the learner takes over first: until then Redis holds the old run contract, and the other
         processes would be refused. So it does in a run that was finished, where they would end at once."""
-        starts = self._config.folder / run_folder.STARTS
-        before, earlier = set(starts.glob("*.json")), read_starts(self._config.folder)
+        began, earlier = now(), read_starts(self._config.folder)
         stop = read_stop(self._config.folder, earlier[-1].epoch) if earlier else None
         options = [*_gpu_option(self._gpus.learner), *(["--accept-changes"] if accept_changes else [])]
         self.start_command("learner", "worker", "learner", options=options, env={COMMAND: shlex.join(sys.argv)})
         if accept_changes or (stop is not None and stop.outcome == "finished"):
             with log_waiting(log, "waiting for the learner to take over the run"):
-                self.wait(lambda: set(starts.glob("*.json")) > before or self.has_ended("learner"))
+                self.wait(lambda: self._has_taken_over(began) or self.has_ended("learner"))
         if self._config.eval.every:
             self.start_command("evaluator", "worker", "evaluator", options=_gpu_option(self._gpus.evaluator))
         if self._config.run.trackers:
@@ -198,6 +198,11 @@ class Fleet:
         for index, gpus in enumerate(self._gpus.workers):
             own = {"CUSEARCH_WORKER_INDEX": str(index)}
             self.start_command(f"rollout-{index}", "worker", "rollout", options=_gpu_option(gpus), env=own)
+
+    def _has_taken_over(self, began: str) -> bool:
+        """Whether there is a start of this learner, which may first fetch those of learners elsewhere."""
+        own = socket.gethostname(), self.children["learner"].process.pid
+        return any((one.host, one.pid) == own and one.time >= began for one in read_starts(self._config.folder))
 
     def start_page(self) -> str:
         """Start the server of the run's page; its address."""
