@@ -79,13 +79,15 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         from cusearch_async.study import statistics  # noqa: F401, PLC0415
     kept = Checkpoints(folder, config.learner.keep_checkpoints, epochs_and_steps(folder)).by_step()
     models = {0: config.model.location} | {step: str(one.path / "model") for step, one in kept.items()}
-    policies: list[list[MeasuredPool]] = []
+    found: dict[str, Figures] = {}
     equal = max(2, budget // EQUAL_SHARE)
-    for step, model in models.items():
-        policies.append(measured(config, model, step, arguments.pools))
-        found = {name: figures_of(one, policies, config.run.seed, equal) for name, one in methods.items()}
+    for number, (step, model) in enumerate(models.items()):
+        pools = measured(config, model, step, arguments.pools)
+        for name, one in methods.items():
+            figures = figures_of(one, pools, config.run.seed, equal)
+            found[name] = found[name] + figures if name in found else figures
         if arguments.output:
-            _write(arguments.output, list(models)[: len(policies)], arguments.pools, budget, equal, found)
+            _write(arguments.output, list(models)[: number + 1], arguments.pools, budget, equal, found)
     Console().print(table(found, list(models), arguments.pools, equal))
 
 
@@ -93,9 +95,14 @@ def _write(
     output: Path, policies: Sequence[int], pools: int, budget: int, equal: int, found: Mapping[str, Figures]
 ) -> None:
     whole = {"policies": policies, "pools": pools, "budget": budget, "equal": equal}
-    figures = {name: asdict(one) for name, one in found.items()}
+    figures = {name: asdict(one) | _counts(one) for name, one in found.items()}
     with writing_output(output, "--output"):
         output.write_text(json.dumps(whole | {"methods": figures}, indent=1), encoding="utf-8")
+
+
+def _counts(figures: Figures) -> dict[str, float]:
+    """Trajectories a pool."""
+    return {name: float(np.mean(getattr(figures, name))) for name in ("selected", "usable", "alone")}
 
 
 def _method(config: Config, name: str, budget: int) -> MethodConfig:
@@ -138,7 +145,7 @@ def table(found: Mapping[str, Figures], steps: Sequence[int], pools: int, equal:
     for name in ("trained", "usable", "alone", *SINGLETONS, "search tokens", f"at {equal} usable"):
         shown.add_column(name, justify="right")
     for name, figures in found.items():
-        counts = (f"{value:.1f}" for value in (figures.selected, figures.usable, figures.alone))
+        counts = (f"{value:.1f}" for value in _counts(figures).values())
         cosines = [*figures.by_singleton.values(), figures.on_search, figures.at_equal]
         shown.add_row(name, *counts, *map(_with_interval, cosines))
     return shown

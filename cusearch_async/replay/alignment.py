@@ -60,16 +60,22 @@ class Chosen:
 class Figures:
     """Of one method, over pools."""
 
-    selected: float
-    usable: float
-    alone: float
-    """Trajectories a pool."""
+    selected: list[int]
+    usable: list[int]
+    alone: list[int]
+    """Trajectories of each pool."""
     by_singleton: Mapping[Singleton, list[float]]
     """Cosine of each pool, on all tokens."""
     on_search: list[float]
     """The same with `raw` singletons, on search tokens."""
     at_equal: list[float]
     """Cosines of updates of equally many usable trajectories each, in the order of the pools."""
+
+    def __add__(self, later: Figures) -> Figures:
+        """With those of another policy's pools."""
+        by_singleton = {rule: found + later.by_singleton[rule] for rule, found in self.by_singleton.items()}
+        counts = self.selected + later.selected, self.usable + later.usable, self.alone + later.alone
+        return Figures(*counts, by_singleton, self.on_search + later.on_search, self.at_equal + later.at_equal)
 
 
 def chosen_by(settings: MethodConfig, pools: Sequence[MeasuredPool], seed: int) -> Iterator[Chosen]:
@@ -88,29 +94,21 @@ def chosen_by(settings: MethodConfig, pools: Sequence[MeasuredPool], seed: int) 
         yield Chosen(indices, values, by_rule["raw"].alone, usable)
 
 
-def figures_of(settings: MethodConfig, policies: Sequence[Sequence[MeasuredPool]], seed: int, equal: int) -> Figures:
-    """`policies` hold the pools of each policy; `equal` is the size of the updates of `at_equal`."""
-    selected, usable, alone = [], [], []
-    by_singleton: dict[Singleton, list[float]] = {rule: [] for rule in SINGLETONS}
-    on_search, at_equal = [], []
-    for pools in policies:
-        others = {part: _of_others(pools, part) for part in PARTS}
-        taken = list(chosen_by(settings, pools, seed))
-        for number, (pool, one) in enumerate(zip(pools, taken, strict=True)):
-            selected.append(len(one.indices))
-            usable.append(int(one.usable.sum()))
-            alone.append(one.alone)
-            for rule, values in one.advantages.items():
-                update = pool.update(one.indices, values, "all")
-                by_singleton[rule].append(cosine(update, others["all"][number]))
-            update = pool.update(one.indices, one.advantages["raw"], "search")
-            on_search.append(cosine(update, others["search"][number]))
-        at_equal += _at_equal(pools, taken, equal)
-    return Figures(_mean(selected), _mean(usable), _mean(alone), by_singleton, on_search, at_equal)
-
-
-def _mean(counts: Sequence[int]) -> float:
-    return float(np.mean(counts))
+def figures_of(settings: MethodConfig, pools: Sequence[MeasuredPool], seed: int, equal: int) -> Figures:
+    """`pools` are of one policy; `equal` is the size of the updates of `at_equal`."""
+    taken = list(chosen_by(settings, pools, seed))
+    found = Figures([], [], [], {rule: [] for rule in SINGLETONS}, [], _at_equal(pools, taken, equal))
+    others = {part: _of_others(pools, part) for part in PARTS}
+    for number, (pool, one) in enumerate(zip(pools, taken, strict=True)):
+        found.selected.append(len(one.indices))
+        found.usable.append(int(one.usable.sum()))
+        found.alone.append(one.alone)
+        for rule, values in one.advantages.items():
+            update = pool.update(one.indices, values, "all")
+            found.by_singleton[rule].append(cosine(update, others["all"][number]))
+        update = pool.update(one.indices, one.advantages["raw"], "search")
+        found.on_search.append(cosine(update, others["search"][number]))
+    return found
 
 
 def _of_others(pools: Sequence[MeasuredPool], part: str) -> NDArray[np.float64]:

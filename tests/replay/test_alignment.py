@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def measured(seed: int, groups: int = 6) -> MeasuredPool:
 def test_the_cosine_is_that_of_the_sums_written_out():
     pools = [measured(seed) for seed in range(3)]
     settings = method("random_siblings", 10)
-    figures = figures_of(settings, [pools], seed=1, equal=4)
+    figures = figures_of(settings, pools, seed=1, equal=4)
     taken = list(chosen_by(settings, pools, seed=1))
     for number, one in enumerate(taken):
         update, rest = np.zeros(DIMENSIONS), np.zeros(DIMENSIONS)
@@ -52,19 +53,19 @@ def test_the_cosine_is_that_of_the_sums_written_out():
 
 def test_what_teaches_points_along_the_gradient_and_what_does_not_points_nowhere():
     policies = [[measured(10 * policy + seed) for seed in range(8)] for policy in range(2)]
-    whole = figures_of(method("grpo_full", 12), policies, seed=0, equal=6)
-    some = figures_of(method("random_siblings", 12), policies, seed=0, equal=6)
+    whole, some = (
+        operator.add(*(figures_of(method(name, 12), pools, seed=0, equal=6) for pools in policies))
+        for name in ("grpo_full", "random_siblings")
+    )
     assert len(whole.by_singleton["raw"]) == len(some.on_search) == 16
     assert np.mean(whole.by_singleton["raw"]) > np.mean(some.by_singleton["raw"]) > 0.2
     assert abs(np.mean(whole.on_search)) < 0.1, "nothing of the reward is in these tokens"
-    assert whole.selected == 6 * GROUP
-    flat = [
-        [MeasuredPool(make_pool([0] * 8, [1.0] * 8, rollouts=GROUP), {p: np.ones((8, 5), np.float32) for p in pool})]
-        for pool in (("all", "search"),) * 2
-    ]
+    assert whole.selected == [6 * GROUP] * 16
+    gradients = {part: np.ones((8, 5), np.float32) for part in ("all", "search")}
+    flat = [MeasuredPool(make_pool([0] * 8, [1.0] * 8, rollouts=GROUP), gradients)] * 2
     nothing = figures_of(method("grpo_full", 8), flat, seed=0, equal=2)
     assert nothing.by_singleton["raw"] == [0.0, 0.0]
-    assert nothing.usable == 0
+    assert nothing.usable == [0, 0]
     assert nothing.at_equal == []
 
 
@@ -87,7 +88,7 @@ def test_updates_at_equal_size_leave_out_the_pools_they_are_of():
     for pool, place in zip(pools, (0, 1), strict=True):
         pool.gradients["all"][:] = 0
         pool.gradients["all"][:, place] = pool.candidates.rewards
-    figures = figures_of(method("grpo_full", 4), [pools], seed=0, equal=GROUP)
+    figures = figures_of(method("grpo_full", 4), pools, seed=0, equal=GROUP)
     assert figures.at_equal == [0.0, 0.0]
 
 
