@@ -246,7 +246,7 @@ def test_a_recorded_episode_of_many_rows_is_read(tmp_path, tokenizer):
     lengths = {"s_max": 30, "max_prompt_tokens": 3000, "max_turn_tokens": 500, "max_observation_tokens": 500}
     long = load_config(Path("atlas"), [part for k, v in lengths.items() for part in (f"--episode.{k}", str(v))])
     [good] = read_demonstrations(written(tmp_path, GOOD), tokenizer, long).trajectories
-    rows, length = 30, 3000
+    rows, length = 30, 10_000
     ids = np.full(rows * length, good.token_ids[-1], np.int32)
     sampled = np.arange(rows * length) % length > 0
     noise = np.random.default_rng(0).normal(size=int(sampled.sum())).astype(np.float32)
