@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.suite:
         if any(word.partition("=")[0] == "--eval.suite" for word in overrides):
             raise ConfigError("--suite and --eval.suite are the same setting; give one of them")
-        overrides = [*overrides, "--eval.suite", json.dumps(arguments.suite.split(","))]
+        overrides = [*overrides, "--eval.suite", json.dumps([name.strip() for name in arguments.suite.split(",")])]
     config = load_config(arguments.config, overrides)
     output: Path | None = arguments.output
     if output:

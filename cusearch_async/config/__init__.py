@@ -15,6 +15,7 @@ from cusearch_async.config.retriever import (
     BACKENDS,
     E5,
     EMBEDDED,
+    MAX_TOPK,
     Bm25Config,
     DenseConfig,
     RerankConfig,

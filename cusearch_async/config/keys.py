@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args, get_origin
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -46,6 +48,26 @@ def scope_in(section: type[BaseModel], name: str) -> Scope:
         return Scope.SHARED
     given = (item for item in (field.metadata if field else ()) if isinstance(item, Scope))
     return next(given, Scope.MEANING)
+
+
+def is_text(key: str, section: type[BaseModel] = Config) -> bool:
+    """Whether the value of a setting is a text or a path, by its dotted key."""
+    name, _, rest = key.partition(".")
+    field = section.model_fields.get(name)
+    inner, label = section_of(field) if field else (None, "")
+    if inner is not None:
+        return is_text(rest.partition(".")[2] if label else rest, inner)
+    kinds = _kinds(field.annotation) - {type(None)} if field else set()
+    return bool(kinds) and kinds <= {str, Path}
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that a value may have."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return {kind for item in get_args(annotation) for kind in _kinds(item)}
+    return {annotation}
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

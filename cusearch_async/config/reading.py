@@ -13,6 +13,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
+from cusearch_async.config.keys import is_text
 from cusearch_async.config.messages import explain, explain_unknown
 from cusearch_async.config.toml import read_toml
 from cusearch_async.config.whole import Config
@@ -123,12 +124,12 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
             if not rest or rest[0].startswith("--"):
                 raise ConfigError(f"{name} needs a value: {name} VALUE")
             value = rest.pop(0)
-        key = name[2:]
-        yield ("run.steps" if key == "steps" else key), _parse(name, value)
+        key = "run.steps" if name == "--steps" else name[2:]
+        yield key, value if is_text(key) and not value.startswith(('"', "'")) else _parse(name, value)
 
 
 def _parse(name: str, text: str) -> Any:
-    """The text as a TOML value if it is one, else the text itself.
+    """The text as a TOML value if it is one, else the text itself. For texts it is not asked: 12e4567 may be a name.
 
     Raises: ConfigError for half a list, table or quotation."""
     if text in ("True", "False"):

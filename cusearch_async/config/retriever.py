@@ -120,6 +120,10 @@ EMBEDDED = ("atlas", "atlas-prose")
 """Corpora that come with the package."""
 
 
+MAX_TOPK = 100
+"""Documents per search."""
+
+
 class RetrieverConfig(Section):
     url: Free[Annotated[str, service_url("http://127.0.0.1:8000", "/retrieve")]] = "http://127.0.0.1:8000"
     """Where the retriever answers `POST /retrieve`; `cusearch launch` starts one there if nothing listens."""
@@ -132,7 +136,7 @@ class RetrieverConfig(Section):
     """bm25 and dense: `atlas`, `atlas-prose`, or a JSONL file of {"id", "contents"}."""
     index: Free[Folder | None] = None
     """bm25 and dense: a folder that `cusearch index` has written; None: an index in memory, built at each start."""
-    topk: Shared[int] = Field(3, ge=1)
+    topk: Shared[int] = Field(3, ge=1, le=MAX_TOPK)
     """Documents per search."""
     timeout_s: Free[float] = Field(30.0, gt=0)
     """Longest wait of a worker for an answer; then it retries."""

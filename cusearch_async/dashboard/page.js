@@ -406,14 +406,13 @@ function comparison() {
   return panel("Gained and lost", null, make("p", { class: "controls" }, make("label", {}, "from ", from), make("label", {}, "to ", to)), body);
 }
 
-// Two-sided exact sign test of the discordant questions.
+// Two-sided exact sign test of the discordant questions. Logarithms: 2 ** -n is 0 from 1,075 questions on.
 function signTest(gained, lost) {
   const n = gained + lost;
-  let [term, below] = [2 ** -n, 0];
-  if (!n || term === 0) return n ? 0 : 1;
+  let [term, below] = [-n * Math.LN2, 0];
   for (let k = 0; k <= Math.min(gained, lost); k += 1) {
-    below += term;
-    term *= (n - k) / (k + 1);
+    below += Math.exp(term);
+    term += Math.log((n - k) / (k + 1));
   }
   return Math.min(1, 2 * below);
 }

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import regex
+
 from cusearch_async.data import columns
 from cusearch_async.data.files import locate, read_rows
 from cusearch_async.data.rows import can_be_answered, origin_of, parse_row
@@ -17,6 +19,7 @@ from cusearch_async.types import Question
 
 _JOINED = re.compile(r"\|\||\s\|\s|\w\|\w|;\s|\n|\t|\s/\s|##|@@|<br */?>")
 """Separators of aliases in some files, which are rare in answers."""
+_WORD = regex.compile(r"[\w\p{M}\p{Sm}\p{Sc}%#°]+")
 
 
 @dataclass(slots=True)
@@ -54,9 +57,10 @@ def read_all(source: str, key: str) -> Checked:
 
 
 def asked(text: str) -> str:
-    """A question without case, punctuation, blanks and width of characters, which make no other question of it."""
+    """A question without case, punctuation, blanks and width of characters, which make no other question of it.
+    C++ and C# are others, and 5% and $5."""
     folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(re.findall(r"\w+", folded)) or folded
+    return " ".join(_WORD.findall(folded)) or folded
 
 
 def warnings_of(found: Checked) -> list[str]:

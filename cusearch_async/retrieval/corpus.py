@@ -9,7 +9,8 @@ import logging
 import mmap
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import overload
 
@@ -66,13 +67,14 @@ class Corpus(Sequence[Passage]):
             log.warning("%s: %d of %d passages have a duplicate id, like %r", path, len(duplicates), len(ids), example)
 
     @classmethod
-    def opened(cls, path: Path, starts: NDArray[np.int64]) -> Corpus:
-        """A corpus that was read before; `starts` are its `starts` then."""
+    def opened(cls, path: Path, starts_of: Callable[[str], NDArray[np.int64]]) -> Corpus:
+        """A corpus that was read before; `starts_of` gives the `starts` of the corpus with a fingerprint."""
         corpus = cls.__new__(cls)
-        corpus._path, corpus._text, corpus.starts = path, _mapped(path), starts
+        corpus._path, corpus._text = path, _mapped(path)
+        corpus.starts = starts_of(corpus.fingerprint)
         return corpus
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         return fingerprint(self._text)
 

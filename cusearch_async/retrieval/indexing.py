@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from cusearch_async.concurrency import Batcher
 from cusearch_async.config import RetrieverConfig
@@ -22,7 +23,6 @@ from cusearch_async.retrieval.backend import OnProgress, Passage, Query, Scored
 from cusearch_async.retrieval.corpus import Corpus
 from cusearch_async.streams import Stream, stream
 
-STARTS = "passages.npy"
 _AT_ONCE = 64
 
 
@@ -104,14 +104,15 @@ class IndexBackend:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, asked)
 
     def _search(self, asked: Sequence[tuple[str, int]]) -> list[list[Scored]]:
-        """Each query's own number of documents; ranking does not depend on how many are asked for."""
+        """Each query's own number of documents, whatever the others ask for."""
         texts = [text for text, _ in asked]
-        most = max(topk for _, topk in asked)
         if self._reranker is None:
-            found = self._index.search(texts, most)
+            found = self._index.search(texts, max(topk for _, topk in asked))
         else:
-            candidates = max(most, self._degradation.settings.rerank.candidates)
-            found = self._reranker.rerank(texts, self._index.search(texts, candidates), most)
+            counts = [max(topk, self._degradation.settings.rerank.candidates) for _, topk in asked]
+            candidates = self._index.search(texts, max(counts))
+            own = [result[:count] for result, count in zip(candidates, counts, strict=True)]
+            found = self._reranker.rerank(texts, own, max(topk for _, topk in asked))
         return [result[:topk] for result, (_, topk) in zip(found, asked, strict=True)]
 
 
@@ -127,25 +128,37 @@ def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: 
     """Make the index of a corpus in `folder`; continues where it was interrupted. Raises: ConfigError."""
     make, _, options = _parts(settings)
     folder.mkdir(parents=True, exist_ok=True)
-    with writing(folder / STARTS) as unfinished:
+    starts = _starts_file(folder, corpus.fingerprint)  # an index of another corpus serves until this one is made
+    with writing(starts) as unfinished:
         np.save(unfinished, corpus.starts)
-    put_in_place(folder / STARTS)
+    put_in_place(starts)
     with _bad_corpus_named(settings):
         make(corpus, folder, options, corpus.fingerprint, on_progress)
+    for other in {*folder.glob(_starts_file(folder, "*").name)} - {starts}:
+        other.unlink()
 
 
 def load(path: Path, folder: Path, settings: RetrieverConfig) -> Index:
     """The index of the corpus at `path` that `build` has made in `folder`.
 
     Raises: ConfigError when the index is missing, damaged, or of another corpus."""
-    try:
-        starts = np.load(folder / STARTS, mmap_mode="r")
-    except (OSError, ValueError) as error:
-        remedy = "build it with `cusearch index CONFIG`"
-        raise ConfigError(f"retriever.index {folder} holds no finished index; {remedy}") from error
-    corpus, (_, kind, options) = Corpus.opened(path, starts), _parts(settings)
+
+    def starts_of(fingerprint: str) -> NDArray[np.int64]:
+        try:
+            starts: NDArray[np.int64] = np.load(_starts_file(folder, fingerprint), mmap_mode="r")
+        except (OSError, ValueError) as error:
+            there = any(folder.glob(_starts_file(folder, "*").name))
+            what = "was made from another corpus than retriever.corpus" if there else "holds no finished index"
+            raise ConfigError(f"retriever.index {folder} {what}; build it with `cusearch index CONFIG`") from error
+        return starts
+
+    corpus, (_, kind, options) = Corpus.opened(path, starts_of), _parts(settings)
     index: Index = kind.load(folder, corpus, options, corpus.fingerprint)
     return index
+
+
+def _starts_file(folder: Path, fingerprint: str) -> Path:
+    return folder / f"passages-{fingerprint}.npy"
 
 
 def reranker(settings: RetrieverConfig) -> Reranks | None:

@@ -18,12 +18,12 @@ import aiohttp
 import msgspec
 from msgspec import Meta
 
+from cusearch_async.config import MAX_TOPK
 from cusearch_async.retrieval.backend import Context, Scored
 
 SERVES = "X-Retriever-Serves"
 MAX_QUERIES = 4096
 """In one request. Search-R1's training sends those of all its trajectories at once, 512 x 5 = 2,560."""
-MAX_TOPK = 100
 MAX_DOCUMENTS = 100_000
 """Of one answer: queries x topk."""
 MAX_ANSWER_BYTES = 8 << 20

@@ -125,6 +125,7 @@ class WebSearch:
         self._key_in_text = re.compile("".join(f"(?:{re.escape(c)}|%{ord(c):02X})" for c in key), re.IGNORECASE)
         """As it is, or as a URL writes it."""
         self._url = settings.url or _SERVICES[engine].url
+        self._place = f"{engine} at {self._url}"
         self._cache = _Cache(settings.cache, settings.cache_ttl_s) if settings.cache else None
         self._session: aiohttp.ClientSession | None = None
         self._in_flight: InFlight[tuple[str, int], list[Passage]] = InFlight()
@@ -173,12 +174,12 @@ class WebSearch:
         return [(passage, 1 / rank) for rank, passage in enumerate(passages, start=1)]
 
     async def _look_up(self, query: str, topk: int, cache: _Cache) -> list[Passage]:
-        known = await asyncio.to_thread(cache.read, self._engine, query, topk)
+        known = await asyncio.to_thread(cache.read, self._place, query, topk)
         if known is not None:
             self._cache_hits += 1
             return known
         passages = await self._ask(query, topk)
-        await asyncio.to_thread(cache.write, self._engine, query, topk, passages)
+        await asyncio.to_thread(cache.write, self._place, query, topk, passages)
         return passages
 
     async def _ask(self, query: str, topk: int) -> list[Passage]:
@@ -191,7 +192,7 @@ class WebSearch:
                     return outcome
                 failed += 1
                 if outcome.is_final or failed == self._settings.attempts:
-                    where = f"{self._engine} at {self._url} fails for {query!r:.100}, attempt {failed}"
+                    where = f"{self._place} fails for {query!r:.100}, attempt {failed}"
                     raise SearchFailed(self._hide(f"{where}: {outcome.reason}"), outcome.status)
                 await asyncio.sleep(pause_s(failed, outcome.retry_after_s))
                 self._retries += 1
@@ -263,7 +264,7 @@ class WebSearch:
 
 
 class _Entry(msgspec.Struct):
-    engine: str
+    place: str
     query: str
     topk: int
     written: float
@@ -283,9 +284,9 @@ class _Cache:
         except OSError as error:
             raise ConfigError(f"retriever.web.cache {folder} cannot be created: {error}") from error
 
-    def read(self, engine: str, query: str, topk: int) -> list[Passage] | None:
+    def read(self, place: str, query: str, topk: int) -> list[Passage] | None:
         """The cached documents; None when there is no entry, or it is too old, or dated in the future."""
-        path = self._path(engine, query, topk)
+        path = self._path(place, query, topk)
         try:
             entry = msgspec.json.decode(path.read_bytes(), type=_Entry)
             documents = [{"id": row["id"], "contents": row["contents"]} for row in entry.documents]
@@ -296,15 +297,15 @@ class _Cache:
             return None
         return documents if 0 <= time.time() - entry.written <= self._ttl_s else None
 
-    def write(self, engine: str, query: str, topk: int, documents: list[Passage]) -> None:
-        entry = _Entry(engine, query, topk, time.time(), documents)
+    def write(self, place: str, query: str, topk: int, documents: list[Passage]) -> None:
+        entry = _Entry(place, query, topk, time.time(), documents)
         try:
-            write_file(self._path(engine, query, topk), msgspec.json.encode(entry))
+            write_file(self._path(place, query, topk), msgspec.json.encode(entry))
         except OSError as error:
             log.warning("the answer for %.100r is not cached: %s", query, error)
 
-    def _path(self, engine: str, query: str, topk: int) -> Path:
-        name = hashlib.sha256(json.dumps([engine, query, topk]).encode()).hexdigest()
+    def _path(self, place: str, query: str, topk: int) -> Path:
+        name = hashlib.sha256(json.dumps([place, query, topk]).encode()).hexdigest()
         return self._folder / f"{name}.json"
 
 

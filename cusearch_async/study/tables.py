@@ -157,11 +157,11 @@ def _answers(run: PlannedRun, scores: list[dict[str, Any]]) -> pd.DataFrame:
             raise ConfigError(f"version {row['step']} was scored on {len(each['em'])} of {len(questions)} questions")
         of_version = {
             "run": run.id,
-            "version": np.int16(row["step"]),
-            "question": np.arange(len(questions), dtype=np.int16),
-            "em": np.array(each["em"], dtype=np.int8),
-            "depth": np.array(each["depth"], dtype=np.int8),
-            "needed": np.array(needed, dtype=np.int8),
+            "version": np.int32(row["step"]),
+            "question": np.arange(len(questions), dtype=np.int32),
+            "em": np.array(each["em"], dtype=np.int32),
+            "depth": np.array(each["depth"], dtype=np.int32),
+            "needed": np.array(needed, dtype=np.int32),
         }
         parts.append(pd.DataFrame(of_version))
     return pd.concat(parts, ignore_index=True)

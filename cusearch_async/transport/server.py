@@ -168,8 +168,21 @@ def redis_cli_line(redis: RedisConfig, run_folder: Path) -> str:
     return shlex.join(words)
 
 
+def places_of(url: str) -> list[str]:
+    """The address itself, or the addresses of all sentinels, which speak Redis's protocol too."""
+    scheme = "redis+sentinel://"
+    if not url.startswith(scheme):
+        return [url]
+    hosts = url.removeprefix(scheme).partition("/")[0].rpartition("@")[2]
+    return [f"redis://{host}" for host in hosts.split(",")]
+
+
 def is_listening(url: str) -> bool:
-    """Whether anything accepts connections at the host and port of `url`."""
+    """Whether anything accepts connections at the host and port of `url`, or at any of its sentinels."""
+    return any(map(_listens, places_of(url)))
+
+
+def _listens(url: str) -> bool:
     parts = urlsplit(url)
     port = parts.port or {"redis": 6379, "rediss": 6379, "http": 80, "https": 443}[parts.scheme]
     try:

@@ -11,6 +11,7 @@ import pytest
 from cusearch_async.cli import check
 from cusearch_async.cli.preflight.gpus import Device
 from cusearch_async.config import load_config
+from cusearch_async.transport.server import is_listening
 from tests.cli.test_check import BASE, PAPER, findings
 from tests.conftest import free_port
 
@@ -29,7 +30,7 @@ def web():
 def test_files_are_looked_for(tmp_path):
     corpus, data = tmp_path / "corpus.jsonl", tmp_path / "train.parquet"
     corpus.write_text('{"id": "1", "contents": "x"}\n')
-    (tmp_path / "passages.npy").touch()
+    (tmp_path / "manifest.json").touch()
     path = [BASE, PAPER / "search-r1.toml"]
     overrides = ("--data.source", str(data), "--retriever.corpus", str(corpus), "--retriever.index", str(tmp_path))
     found = findings(*overrides, path=path)
@@ -92,8 +93,10 @@ def test_one_sentinel_that_listens_is_enough(redis_url):
     dead, port = free_port(), urlsplit(redis_url).port
     url = f"redis+sentinel://user@127.0.0.1:{dead},127.0.0.1:{port}/main/0"
     assert findings("--redis.url", url)["redis.url"].status == "ok"
+    assert is_listening(url), "launch asks for it, too; before, it ended with a traceback"
     url = f"redis+sentinel://127.0.0.1:{dead}/main"
     assert findings("--redis.url", url)["redis.url"].status == "not reachable"
+    assert not is_listening(url)
 
 
 @pytest.mark.parametrize(("backend", "key"), [("serper", "SERPER_API_KEY"), ("serpapi", "SERPAPI_API_KEY")])

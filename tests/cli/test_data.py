@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from cusearch_async.data.checking import asked
 from cusearch_async.data.questions import load_questions
 from cusearch_async.errors import EpisodeFailed
 
@@ -144,6 +145,13 @@ def test_questions_that_held_out_files_ask_too_are_problems(cusearch, write):
     assert status == 1, "what was not read was not compared"
     assert f"--against {half_read}: 1 row cannot be compared, first line 2: 'golden_answers' must be" in output
     assert "--against: cannot read" in cusearch("data", "check", train, "--against", "gone.jsonl")[0]
+
+
+def test_questions_that_differ_in_a_symbol_or_a_vowel_sign_are_others():
+    assert asked("What is C++?") == asked("what is  c++") != asked("What is C#?")
+    assert asked("कील क्या है?") != asked("काल क्या है?")
+    assert asked("Is it 5 %?") != asked("Is it 5?")
+    assert asked("Who -- `Peru`?") == asked("who, Peru")
 
 
 def test_answers_that_may_be_several_in_one_text_are_named(cusearch, write):

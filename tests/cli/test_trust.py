@@ -91,6 +91,28 @@ def test_a_byte_order_mark_hides_no_code(foreign, cusearch):
     assert "names code, environment.search.reward = 'theirs:reward'" in cusearch("config", "config.toml")[0]
 
 
+def test_a_link_hides_no_code(foreign, cusearch):
+    name_code(foreign, "environment.search.reward")
+    deep = foreign / "a" / "b" / "c"
+    deep.mkdir(parents=True)
+    (foreign / "config.toml").rename(deep / "config.toml")
+    (foreign / "config.toml").symlink_to(deep / "config.toml")
+    for path in ("config.toml", "a/b/c/config.toml"):
+        assert "names code, environment.search.reward = 'theirs:reward'" in cusearch("config", path)[0]
+    assert not (foreign / "was_here").exists()
+
+
+@pytest.mark.parametrize(
+    "setting", ['reasoning_parser_plugin = "theirs.py"', 'kv_transfer_config = {kv_connector_module_path = "theirs"}']
+)
+def test_options_of_vllm_that_may_name_code_need_trust(foreign, cusearch, setting):
+    for path in ("config.toml", "starts/0001.toml"):
+        (foreign / path).write_text(f'run.name = "atlas"\n[rollout.vllm]\nenforce_eager = true\n{setting}\n')
+    said = cusearch("ask", ".", "What?")[0]
+    assert f"names code, rollout.vllm.{setting.partition(' ')[0]}" in said
+    assert list(code_in({"rollout": {"vllm": {"max_num_seqs": 3, "quantization": "fp8", "swap_space": 4}}})) == []
+
+
 def test_code_that_is_trusted_is_imported(foreign, cusearch):
     name_code(foreign, "environment.search.reward")
     assert "theirs:reward" in cusearch("config", "config.toml", "--trust")[1]

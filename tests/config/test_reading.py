@@ -210,6 +210,11 @@ def test_a_saved_config_holds_the_settings_of_its_method_alone(write, name):
         (["--model.path", '"quoted"'], ("model", "path"), "quoted"),
         (["--data.source=a={text}"], ("data", "source"), ("a={text}",)),
         (["--run.name", "a-b"], ("run", "name"), "a-b"),
+        *((["--run.name", name], ("run", "name"), name) for name in ("7834e10", "0x10", "10.50", "1_0", "2024-05-01")),
+        (["--run.note", "3 # of them"], ("run", "note"), "3 # of them"),
+        (["--run.note", "{title}: True"], ("run", "note"), "{title}: True"),
+        (["--run.folder", "2024"], ("run", "folder"), Path("2024")),
+        (["--loss.correction_high", "2"], ("loss", "correction_high"), 2.0),
     ],
 )
 def test_an_override_replaces_the_files_value(write, overrides, key, value):

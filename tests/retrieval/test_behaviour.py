@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from cusearch_async.config import EpisodeConfig, RetrieverConfig, load_config
+from cusearch_async.config import EpisodeConfig, RerankConfig, RetrieverConfig, load_config
 from cusearch_async.errors import RetrievalUnavailable
 from cusearch_async.processes.retriever import make_backend
 from cusearch_async.retrieval.client import SearchClient
+from cusearch_async.retrieval.indexing import Degradation, IndexBackend
 from cusearch_async.retrieval.server import Retriever
 from tests.http_service import Service, hangs, hangs_up, says
 from tests.retrieval.retrievers import QUESTION, client_of, finds, waits_for_more
@@ -196,3 +197,23 @@ async def test_searches_that_shared_a_request_part_when_the_retriever_comes_back
         assert client.shared == 0
     assert [body.get("seeds") for body in service.bodies[:2]] == [None, None]
     assert sorted(body["seeds"] for body in service.bodies[2:]) == [[0], [1], [2]]
+
+
+def test_what_a_query_finds_does_not_depend_on_who_else_searches():
+    """The reranker gets each query's own candidates; before, all had those of the query with the largest topk."""
+
+    class Numbered:
+        passages = tuple({"id": str(n), "contents": f"text {n}"} for n in range(50))
+
+        def search(self, queries, topk):
+            return [[(passage, -float(n)) for n, passage in enumerate(self.passages[:topk])] for _ in queries]
+
+    class FromTheEnd:
+        def rerank(self, queries, found, topk):
+            return [its[::-1][:topk] for its in found]
+
+    settings = RetrieverConfig(rerank=RerankConfig(candidates=10))
+    backend = IndexBackend(Numbered(), Degradation(settings), FromTheEnd())
+    alone, (together, many) = backend._search([("q", 3)])[0], backend._search([("q", 3), ("q", 50)])
+    assert [passage["id"] for passage, _ in alone] == [passage["id"] for passage, _ in together] == ["9", "8", "7"]
+    assert [passage["id"] for passage, _ in many[:2]] == ["49", "48"]

@@ -63,7 +63,7 @@ def test_a_corpus_may_be_packed_or_an_array(tmp_path, content, packed, bom):
     path.write_bytes(gzip.compress(bom + content) if packed else bom + content)
     corpus = Corpus(path)
     assert list(corpus) == [{"id": str(row["id"]), "contents": row["contents"]} for row in ROWS]
-    again = Corpus.opened(path, corpus.starts)
+    again = Corpus.opened(path, lambda _: corpus.starts)
     assert list(again) == list(corpus)
     assert again.fingerprint == corpus.fingerprint
 
@@ -207,7 +207,29 @@ def test_nothing_of_others_is_deleted_when_the_index_starts_over(write, tmp_path
     write(*lines(MANY[::-1]))
     assert found(made(settings)) == found(Bm25Index.in_memory(MANY[::-1])), "no part of another corpus is used"
     made(settings)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bm25", "corpus.jsonl", "manifest.json", "passages.npy"]
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept[:3] == ["bm25", "corpus.jsonl", "manifest.json"]
+    assert len(kept) == 4, "and where the passages of this corpus begin"
+
+
+@loads_an_index
+def test_an_index_serves_until_that_of_another_corpus_is_made(settings, write, tmp_path, monkeypatch):
+    """Before, its passages were cut where those of the other one begin, as soon as the other was begun."""
+    made(settings)
+    before = found(indexing.load(Path(settings.corpus), settings.index, settings))
+    other = tmp_path / "other.jsonl"
+    other.write_text(
+        "".join(json.dumps({"id": str(n), "contents": "longer " * (n + 1)}) + "\n" for n in range(len(MANY)))
+    )
+
+    def fails(*_):
+        raise ConfigError("the encoder cannot be loaded")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(bm25, "build", fails)
+        with pytest.raises(ConfigError, match="the encoder cannot be loaded"):
+            made(settings.model_copy(update={"corpus": str(other)}))
+    assert found(indexing.load(Path(settings.corpus), settings.index, settings)) == before
 
 
 @loads_an_index

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from cusearch_async.config import RetrieverConfig
+from cusearch_async.config import MAX_TOPK, RetrieverConfig
 from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.indexing import Degradation, IndexBackend
-from cusearch_async.retrieval.protocol import MAX_DOCUMENTS, MAX_QUERIES, MAX_TOPK
+from cusearch_async.retrieval.protocol import MAX_DOCUMENTS, MAX_QUERIES
 from cusearch_async.retrieval.server import MAX_BODY_BYTES, Retriever
 
 PASSAGES = [{"id": str(i), "contents": f'"City {i}"\nThe number of city{i} is n{i}.'} for i in range(200)]

@@ -71,6 +71,14 @@ async def test_another_engine_query_or_topk_is_another_answer(tmp_path):
     assert len(service.requests) == 5
 
 
+async def test_another_address_is_another_answer(tmp_path):
+    """Before, a new proxy's searches were answered from the old one's for a day."""
+    async with served(finds(LIMA)) as (_, one), served(finds(CUSCO)) as (service, other):
+        assert (await cached(tmp_path, "serper", one, "Peru"))[0] == [[LIMA_PASSAGE]]
+        assert (await cached(tmp_path, "serper", other, "Peru"))[0] == [[CUSCO_PASSAGE]]
+    assert len(service.requests) == 1
+
+
 async def test_a_file_says_what_was_asked_and_when(tmp_path):
     async with served(finds(LIMA)) as (_, address):
         began = time.time()
@@ -78,7 +86,8 @@ async def test_a_file_says_what_was_asked_and_when(tmp_path):
     (file,) = tmp_path.iterdir()
     entry = json.loads(file.read_text(encoding="utf-8"))
     assert began <= entry.pop("written") <= time.time()
-    assert entry == {"engine": "serper", "query": "capital of Łódź 🙂", "topk": 3, "documents": [LIMA_PASSAGE]}
+    assert entry.pop("place").startswith(f"serper at {address}")
+    assert entry == {"query": "capital of Łódź 🙂", "topk": 3, "documents": [LIMA_PASSAGE]}
 
 
 @pytest.mark.parametrize(("age_s", "expected"), [(0, LIMA_PASSAGE), (61, CUSCO_PASSAGE), (-3600, CUSCO_PASSAGE)])

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cusearch_async.config import load_config
-from cusearch_async.study import running
+from cusearch_async.study import running, tables
 from cusearch_async.study.plan import OF_A_RUN
 from cusearch_async.study.running import run_all, to_do
 from cusearch_async.study.tables import Tables
@@ -150,3 +151,14 @@ def test_what_a_kill_has_left_of_a_run_that_is_done_is_removed(plan, folder):
     (left / "began").touch()
     make(plan, folder, [])
     assert not left.exists()
+
+
+def test_a_question_may_need_hundreds_of_documents_and_be_one_of_many(plan, monkeypatch):
+    """Before, a study of such questions ended after its first run, whenever it was started."""
+    count = 40_000
+    questions = [SimpleNamespace(evidence=range(200))] * count
+    monkeypatch.setattr(tables, "load_eval_questions", lambda config: questions)
+    each = {"em": [1] * count, "depth": [200] * count}
+    answers = tables._answers(plan.runs[0], [{"step": 70_000, "each": each}])
+    assert answers["needed"].unique().tolist() == answers["depth"].unique().tolist() == [200]
+    assert (answers["question"].max(), answers["version"].max()) == (count - 1, 70_000)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cusearch_async.config import CONFIG_HELP, flat
+from cusearch_async.config import CONFIG_HELP, VllmConfig, flat
 from cusearch_async.config.toml import read_toml
 from cusearch_async.errors import ConfigError
 from cusearch_async.run.folder import MARKER, STARTS
@@ -92,8 +92,8 @@ def refuse_untrusted(arguments: argparse.Namespace) -> None:
 
 
 def code_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, package.module:Name) of all code that a config names, and (key, command line) of its programs; `settings`
-    as read from TOML."""
+    """(key, package.module:Name) of all code that a config names, and (key, command line) of its programs; for vLLM's
+    options that are not ours every text may be a name. `settings` as read from TOML."""
     code, programs = ([re.escape(setting).replace("LABEL", ".+") for setting in some] for some in (CODE, [PROGRAMS]))
     for key, value in flat(settings):
         names = value if isinstance(value, list) else [value]
@@ -101,6 +101,9 @@ def code_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from ((key, name) for name in names if isinstance(name, str) and ":" in name)
         if value and any(re.fullmatch(pattern, key, re.DOTALL) for pattern in programs):
             yield key, " ".join(map(str, names))
+        *section, option, _ = *key.split(".")[:3], ""  # vLLM imports what some of its options name
+        if section == ["rollout", "vllm"] and option not in VllmConfig.model_fields:
+            yield from ((key, name) for name in names if isinstance(name, str))
 
 
 def _configs(arguments: argparse.Namespace) -> Iterator[Path]:
@@ -109,7 +112,7 @@ def _configs(arguments: argparse.Namespace) -> Iterator[Path]:
     for path in [given] if isinstance(given, Path) else given:
         if path.is_dir():
             yield from _settings_in(path)
-        places = path.resolve().parents[:2]  # a start's is in starts/
+        places = *path.absolute().parents[:2], *path.resolve().parents  # a start's is in starts/; or a link leads there
         if any((place / MARKER).exists() for place in places):
             yield path
     if isinstance(getattr(arguments, "folder", None), Path):

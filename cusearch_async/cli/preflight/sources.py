@@ -23,11 +23,11 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function
 from cusearch_async.metrics.trackers import tracker_class
 from cusearch_async.retrieval.corpus import read_start
-from cusearch_async.retrieval.indexing import STARTS
+from cusearch_async.retrieval.manifest import MANIFEST
 from cusearch_async.retrieval.websearch import key_variable
 from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.transport.buffer import TRANSPORTS
-from cusearch_async.transport.server import is_listening
+from cusearch_async.transport.server import is_listening, places_of
 
 PASSAGES = 10_000
 """Passages of a corpus that are read."""
@@ -89,7 +89,7 @@ def _index(retriever: RetrieverConfig, folder: Path) -> Finding:
     key, build = "retriever.index", "build it with `cusearch index CONFIG`"
     if not folder.exists():
         return Finding("not reachable", key, f"{folder} does not exist; {build}")
-    if not (folder / STARTS).is_file():
+    if not (folder / MANIFEST).is_file():
         return Finding("error", key, f"{folder} holds no finished index; {build}")
     return Finding("ok", key, f"{folder} holds an index; the retriever checks at its start that it fits the corpus")
 
@@ -154,22 +154,13 @@ def _service(
     key: str, url: str, kind: str, is_right: Callable[[str], bool], start: str, by_launch: bool = True
 ) -> Finding:
     """`start`: the command that starts it; `by_launch`: `launch` does, too, on loopback."""
-    listening = [place for place in _places(url) if is_listening(place)]
+    listening = [place for place in places_of(url) if is_listening(place)]
     if not listening:
         also = " (so does `cusearch launch`)" if by_launch and urlsplit(url).hostname in LOOPBACK else ""
         return Finding("not reachable", key, f"nothing listens at {url}: {start} starts it{also}")
     if any(map(is_right, listening)):
         return Finding("ok", key, f"{kind} answers at {url}")
     return Finding("error", key, f"something other than {kind} listens at {url}: --{key} with a free port")
-
-
-def _places(url: str) -> list[str]:
-    """The address itself, or the addresses of all sentinels, which speak Redis's protocol too."""
-    scheme = "redis+sentinel://"
-    if not url.startswith(scheme):
-        return [url]
-    hosts = url.removeprefix(scheme).partition("/")[0].rpartition("@")[2]
-    return [f"redis://{host}" for host in hosts.split(",")]
 
 
 def is_redis(url: str) -> bool:
