@@ -159,6 +159,6 @@ def test_a_question_may_need_hundreds_of_documents_and_be_one_of_many(plan, monk
     questions = [SimpleNamespace(evidence=range(200))] * count
     monkeypatch.setattr(tables, "load_eval_questions", lambda config: questions)
     each = {"em": [1] * count, "depth": [200] * count}
-    answers = tables._answers(plan.runs[0], [{"step": 70_000, "each": each}])
+    answers = tables._answers(next(iter(plan.runs.values())), [{"step": 70_000, "each": each}])
     assert answers["needed"].unique().tolist() == answers["depth"].unique().tolist() == [200]
     assert (answers["question"].max(), answers["version"].max()) == (count - 1, 70_000)
