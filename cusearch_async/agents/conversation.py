@@ -175,7 +175,7 @@ def further_ends(tokenizer: Any) -> tuple[str, ...]:
     from cusearch_async.models import generation_config  # noqa: PLC0415  (transformers takes seconds to import)
 
     ids = generation_config(tokenizer.name_or_path).eos_token_id
-    tokens = (tokenizer.decode([token]) for token in (ids if isinstance(ids, list) else []))
+    tokens = (tokenizer.decode([token]) for token in ([ids] if isinstance(ids, int) else ids or []))
     return tuple(token for token in tokens if token != tokenizer.eos_token)
 
 

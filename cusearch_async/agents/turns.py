@@ -152,7 +152,7 @@ class Turns:
         episode.seed = draw_number(Stream.TURN, self._chat.seed, episode.ticket, episode.rollout, number)
         seed = episode.seed if self._temperature > 0 else None
         end = row.conversation.end or tokenizer.eos_token
-        ends = dict.fromkeys((end, *self._chat.further_ends))
+        ends = dict.fromkeys(filter(None, (end, *self._chat.further_ends, tokenizer.eos_token)))
         stops = (*request.stops, *(token for token in ends if token != tokenizer.eos_token))
         prompt = row.tape.token_ids + given
         try:

@@ -207,6 +207,10 @@ class Config(Section):
             f"learner.deepspeed.zero_optimization.offload_param needs learner.zero_stage = 3, got {stage}",
         )
         _require(
+            not offloaded("offload_optimizer") or stage > 0,
+            f"learner.deepspeed.zero_optimization.offload_optimizer needs learner.zero_stage = 1, 2 or 3, got {stage}",
+        )
+        _require(
             learner.ranks % learner.nodes == 0,
             f"learner.ranks ({learner.ranks}) must be a multiple of learner.nodes ({learner.nodes}): each node has "
             "equally many",

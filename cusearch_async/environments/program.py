@@ -14,7 +14,9 @@ from cusearch_async.environments.task import Ending, Task
 from cusearch_async.errors import EpisodeFailed
 
 KEPT_BYTES = 4096
-"""Of the end of what a program writes."""
+"""Of the end of a program's errors."""
+ANSWER_BYTES = 2**18 + 2**12
+"""Of the end of what it writes: more than any answer may have, which is then refused and not cut."""
 LOOK_S = 1.0
 """A program whose output stays open has ended for at most twice this time when that is seen: a process that it has
 started may hold it."""
@@ -36,7 +38,7 @@ async def run_program(command: Sequence[str], passes: Collection[str], task: Tas
         )
     except OSError as error:
         raise EpisodeFailed(f"{command[0]} cannot be started: {error.strerror}") from error
-    written, errors = _End(), _End()
+    written, errors = _End(ANSWER_BYTES), _End(KEPT_BYTES)
     reading = [asyncio.ensure_future(written.read(process.stdout)), asyncio.ensure_future(errors.read(process.stderr))]
     try:
         while process.returncode is None:
@@ -75,14 +77,14 @@ def _environment(passes: Collection[str], task: Task) -> dict[str, str]:
 
 
 class _End:
-    """The last KEPT_BYTES of a stream."""
+    """The last bytes of a stream."""
 
-    def __init__(self) -> None:
-        self._kept = b""
+    def __init__(self, most: int) -> None:
+        self._most, self._kept = most, b""
 
     async def read(self, stream: asyncio.StreamReader | None) -> None:
-        while stream is not None and (piece := await stream.read(KEPT_BYTES)):
-            self._kept = (self._kept + piece)[-KEPT_BYTES:]
+        while stream is not None and (piece := await stream.read(self._most)):
+            self._kept = (self._kept + piece)[-self._most :]
 
     @property
     def text(self) -> str:

@@ -55,7 +55,11 @@ class Adapter:
                 peft.inject_adapter_in_model(lora, model)
         except ValueError as error:
             raise ConfigError(f"learner.lora cannot be used with {base!r}: {first_line(error)}") from error
-        adapted = {n: m for n, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
+        adapted: dict[str, Any] = {n: m for n, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
+        for name, layer in adapted.items():
+            if not isinstance(layer.get_base_layer(), torch.nn.Linear):  # GPT-2's has its weight the other way round
+                kind = type(layer.get_base_layer()).__name__
+                raise ConfigError(f"learner.lora cannot be used with {base!r}: {name} is a {kind}, not a linear layer")
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",

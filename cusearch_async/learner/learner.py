@@ -325,11 +325,12 @@ class DeepSpeedLearner:
         return Canary(ids, logprobs.float().cpu().tolist(), tolerance)
 
     def _capture(self, folder: Path) -> Callable[[], None]:
-        """Copy this rank's part; the returned function writes it. Parameters that are not trained need no copy."""
-        adapter = self._adapter
+        """Copy this rank's part; the returned function writes it. Parameters that are not trained need no copy, unless
+        the GPU's memory is given back meanwhile."""
+        adapter, stays = self._adapter, not self._config.run.colocate
         held = self._engine.parameters(saved_tensors(self._module.model), keep=self._ranks.is_leader)
         tensors = {
-            name: tensor if adapter and not adapter.owns(name) else tensor.to("cpu", copy=True)
+            name: tensor if stays and adapter and not adapter.owns(name) else tensor.to("cpu", copy=True)
             for name, tensor in held.items()
         }
         write_engine = self._engine.capture(folder)

@@ -6,6 +6,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -286,20 +287,30 @@ def train_upper_layers(model: Any, count: int, path: str) -> None:
     layers = layers_of(model)
     if count > len(layers):
         raise ConfigError(f"learner.trained_layers ({count}) must be <= {len(layers)}, the layers of {path!r}")
-    still = [*layers[: len(layers) - count], model.get_input_embeddings(), model.get_output_embeddings()]
-    for module in still:
-        module.requires_grad_(False)
+    trained = {id(parameter) for layer in layers[len(layers) - count :] for parameter in layer.parameters()}
+    is_above = False
+    for parameter in model.parameters():  # in the order of the model
+        is_above = is_above or id(parameter) in trained
+        parameter.requires_grad_(is_above)
+    for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
+        embedding.requires_grad_(False)
 
 
 def recompute_layers(model: Any) -> None:
     """Recompute activations inside the layers in the backward pass (gradient checkpointing).
 
-    transformers does so for a layer in training mode only. The modules within the layers stay in evaluation mode:
-    dropout would make another policy than that of π_prox and the engines."""
+    transformers does so for a layer in training mode only. All else stays in evaluation mode, the layers too while they
+    compute: dropout would make another policy than that of π_prox and the engines."""
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():
-        if hasattr(module, "gradient_checkpointing"):
+        if isinstance(module, GradientCheckpointingLayer):
             module.training = True
+            module.register_forward_pre_hook(partial(_set_training, False))
+            module.register_forward_hook(partial(_set_training, True), always_call=True)
+
+
+def _set_training(is_training: bool, module: torch.nn.Module, *_: Any) -> None:
+    module.training = is_training
 
 
 def compile_layers(model: Any, path: str) -> None:

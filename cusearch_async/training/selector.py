@@ -103,7 +103,7 @@ def candidates_of(pool: Pool, s_max: int) -> Candidates:
     return Candidates(
         depths=np.array([t.depth for t in pool], dtype=np.int64),
         rewards=np.array([t.reward for t in pool]),
-        passed=np.array([t.f1 > 0 for t in pool]),
+        passed=np.array([t.f1 > 0 or t.em > 0 for t in pool]),
         tickets=np.array([t.ticket for t in pool], dtype=np.int64),
         rollouts=np.array([t.rollout for t in pool], dtype=np.int64),
         tokens=np.array([t.sampled_tokens for t in pool], dtype=np.int64),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -314,6 +317,33 @@ async def test_a_turn_ends_where_the_models_generation_config_says(monkeypatch, 
     assert (trajectory.depth, trajectory.cut_turns, trajectory.prediction) == (1, 0, "5")
     (row,) = trajectory.rows
     assert scene.tokenizer.decode(row.token_ids[row.sampled]) == "".join(texts)
+
+
+async def test_the_end_of_text_ends_a_turn_too_where_the_template_has_another_end(monkeypatch):
+    """A base model's habit. Before, the answer was `5<|endoftext|>`, and its reward 0."""
+
+    plain = chat_tokenizer()
+
+    def tokenizer_with_im_end(template):
+        tokenizer = deepcopy(plain)
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+        tokenizer.chat_template = template.replace("END", "<|im_end|>")
+        return tokenizer
+
+    monkeypatch.setattr(sys.modules[__name__], "chat_tokenizer", tokenizer_with_im_end)
+    scene = Scene([calling("Pinsk"), "5"])
+    assert scene.runner.chat.end == "<|im_end|>" != scene.tokenizer.eos_token
+    trajectory = await scene.run()
+    assert (trajectory.prediction, trajectory.reward, trajectory.depth, trajectory.cut_turns) == ("5", 1.0, 1, 0)
+    assert len(trajectory.starts) == 1, "what follows continues the same row"
+
+
+@pytest.mark.parametrize(("ids", "ends"), [(2, 1), ([2, 3], 2), (None, 0)])
+def test_one_number_in_the_generation_config_is_an_end_too(monkeypatch, ids, ends):
+    monkeypatch.setattr("cusearch_async.models.generation_config", lambda _: SimpleNamespace(eos_token_id=ids))
+    tokenizer = chat_tokenizer()
+    assert tokenizer.eos_token_id not in (2, 3)
+    assert len(further_ends(tokenizer)) == ends
 
 
 def reads_searches(text, tools):

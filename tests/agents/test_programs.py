@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cusearch_async.agents.episode import AgentRunner
+from cusearch_async.agents.episode import MOST_CHARACTERS, AgentRunner
 from cusearch_async.config import EnvironmentConfig, EpisodeConfig
 from cusearch_async.dashboard.episodes import stretches
 from cusearch_async.environments.program import KEPT_BYTES, run_program
@@ -67,6 +67,18 @@ async def test_the_end_of_what_a_program_says_on_stderr_is_kept_with_the_traject
     again = decode(encode(trajectory), max_tokens=10_000)
     assert again.stderr == trajectory.stderr
     assert ("stderr", trajectory.stderr) in stretches(again, chat_tokenizer())
+
+
+@pytest.mark.parametrize("words", [3_000, 300_000])
+async def test_a_long_answer_is_taken_whole_or_refused(words):
+    """Before, it was cut at its front."""
+    task = Task(question="?", question_id="q", base_url="", api_key="", model="", search=None, search_url="")
+    script = f"print('thinking ' * 50_000); print('AAA' + ' b' * {words})"
+    ending = await run_program([sys.executable, "-c", script], (), task)
+    if words == 3_000:
+        assert ending.result == "AAA" + " b" * words
+    else:
+        assert len(ending.result) > MOST_CHARACTERS, "which fails the episode"
 
 
 async def test_so_is_how_it_fails_after_the_episodes_limit():

@@ -157,7 +157,7 @@ CASES = [
     Case("a template without its place", CHECK, r"'Who is it\?' is no file, and must contain \{question\}, where",
          "[environment.search]\ntemplate = 'Who is it?'"),
     Case("top 0", CHECK, r"topk: .* equal to 1, got 0", "[retriever]\ntopk = 0"),
-    Case("temperature 0", CHECK, r"temperature: .*greater than 0, got 0", "[episode]\ntemperature = 0"),
+    Case("temperature 0", CHECK, r"temperature: .*greater than or equal to 0.01, got 0", "[episode]\ntemperature = 0"),
     Case("seed -1", f"{CHECK} --run.seed -1", r"run\.seed: .* equal to 0, got -1"),
     Case("no module", CHECK, r"module 'nomodule' .* cannot be imported", "[method]\nname = 'nomodule:X'"),
     Case("no such class", CHECK, r"module 'mymod' has no 'Nope'", "[method]\nname = 'mymod:Nope'", {"mymod.py": ""}),

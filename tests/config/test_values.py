@@ -125,6 +125,10 @@ def test_derived_numbers(write):
             "learner.deepspeed: stage cannot be passed on to DeepSpeed's zero_optimization: use learner.zero_stage",
         ),
         (
+            "learner.zero_stage = 0\nlearner.deepspeed.zero_optimization.offload_optimizer = {device = 'cpu'}",
+            "learner.deepspeed.zero_optimization.offload_optimizer needs learner.zero_stage = 1, 2 or 3, got 0",
+        ),
+        (
             "learner.deepspeed.zero_optimization.offload_param = {device = 'gpu'}",
             "learner.deepspeed: zero_optimization.offload_param needs device = 'cpu' or 'nvme', got 'gpu'",
         ),

@@ -4,10 +4,15 @@ The reference in the host's memory: on the device for its pass, and only then.""
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GPT2Config
 
+from cusearch_async.config import LoraConfig
+from cusearch_async.errors import ConfigError
+from cusearch_async.learner import learner
 from cusearch_async.learner.adapter import Adapter
 from cusearch_async.learner.model import whole_reference
 
@@ -94,3 +99,29 @@ def test_a_reference_that_waits_is_on_the_gpu_for_its_pass_only():
         assert module[0].weight is module[1].weight
         assert forward(torch.ones(1, 3, device="cuda")).device.type == "cuda"
     assert {parameter.device.type for parameter in module.parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize("colocate", [False, True])
+def test_a_checkpoint_holds_no_memory_of_a_gpu_that_is_given_back(colocate, tmp_path, monkeypatch):
+    """Where engines take the GPU while it is written, the base model is copied too."""
+    base, own = torch.ones(3), torch.ones(2)
+    seen = {}
+    adapter = SimpleNamespace(owns=lambda name: name == "own", merged=seen.update)
+    engine = SimpleNamespace(parameters=lambda names, keep: {"base": base, "own": own}, capture=lambda _: lambda: None)
+    config = SimpleNamespace(run=SimpleNamespace(colocate=colocate))
+    parts = {"_adapter": adapter, "_engine": engine, "_config": config, "_tokenizer": None}
+    parts |= {"_ranks": SimpleNamespace(is_leader=True), "_module": SimpleNamespace(model=None)}
+    for name in ("save_adapter", "save_model", "saved_tensors"):
+        monkeypatch.setattr(learner, name, lambda *_: None)
+    learner.DeepSpeedLearner._capture(SimpleNamespace(**parts), tmp_path)()
+    assert seen["own"] is not own
+    assert (seen["base"] is not base) is colocate
+
+
+@pytest.mark.system
+def test_an_adapter_of_what_is_no_linear_layer_is_refused_at_once():
+    """GPT-2's layers have their weights the other way round; before, the first checkpoint failed."""
+    sizes = {"vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    model = AutoModelForCausalLM.from_config(GPT2Config(**sizes))
+    with pytest.raises(ConfigError, match=r"learner.lora cannot be used with 'gpt2': .*c_attn is a Conv1D, not a lin"):
+        Adapter.into(model, LoraConfig(rank=2), "gpt2", 0)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch._inductor import config as inductor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, GPT2Config, OPTConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cusearch_async.config import STARTER
 from cusearch_async.errors import ConfigError
@@ -22,6 +23,7 @@ from cusearch_async.learner.model import (
     as_in_files,
     compile_layers,
     load_causal_lm,
+    recompute_layers,
     save_model,
     saved_tensors,
     tied_names,
@@ -150,6 +152,36 @@ def test_the_uppermost_layers_alone_get_the_gradient_that_they_had():
         upper
     )
     assert all(torch.equal(upper[name], whole[name]) for name in upper)
+
+
+@pytest.mark.parametrize(("kind", "below"), [(GPT2Config, "wpe"), (OPTConfig, "embed_positions")])
+def test_learned_positions_are_below_the_uppermost_layers(kind, below):
+    """Before, they were trained, and the backward pass went through all layers to them."""
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = AutoModelForCausalLM.from_config(kind(**sizes, ffn_dim=32, word_embed_proj_dim=16))
+    train_upper_layers(model, 1, "small")
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained
+    assert not any(below in name for name in trained)
+    assert all(".2." in name or "ln_f" in name for name in trained)
+
+
+def test_recomputing_layers_does_not_switch_dropout_on():
+    """OPT's layers drop by their own flag; before, each pass was of another policy."""
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 32}
+    model = AutoModelForCausalLM.from_config(OPTConfig(**sizes, word_embed_proj_dim=16, dropout=0.5)).eval()
+    tokens = torch.arange(1, 20).unsqueeze(0)
+    plain = model(tokens).logits
+    plain.sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    recompute_layers(model)
+    model.zero_grad()
+    recomputed = model(tokens).logits
+    assert torch.equal(recomputed, plain)
+    recomputed.sum().backward()
+    assert all(torch.allclose(p.grad, one, atol=1e-6) for p, one in zip(model.parameters(), gradients, strict=True))
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    assert all(layer.training for layer in layers), "or transformers would not recompute them"
 
 
 def test_more_layers_than_the_model_has_cannot_be_trained():

@@ -27,6 +27,7 @@ from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.types import Pool
 from cusearch_async.weights.folder import WeightStore
 from tests.conftest import SLOW
+from tests.strategies import make_trajectory
 from tests.training.learners import QUESTIONS, Learner, Recorded, at_once
 
 
@@ -224,6 +225,13 @@ async def test_what_is_trained_on_is_the_methods_selection_with_its_advantages(s
     candidates = candidates_of(Pool(0, tuple(everyone)), 5)
     again = select(candidates, 0, method, method.decode("", 5), s.config.method, s.config.run.seed)
     assert [everyone[i].id for i in again.indices] == [t.id for t in s.learner.selected]
+
+
+def test_a_number_as_reward_passes_as_an_exact_match_does():
+    """Which has no F1: before, AR3PO saw nothing pass, and moved no rollouts."""
+    rewarded = [make_trajectory(0, 0, f1=0.0, em=1.0), make_trajectory(0, 1, f1=0.0, em=0.0)]
+    answered = [make_trajectory(1, 0, f1=0.4, em=0.0), make_trajectory(1, 1, f1=0.0, em=0.0)]
+    assert candidates_of(Pool(0, (*rewarded, *answered)), 5).passed.tolist() == [True, False, True, False]
 
 
 async def test_weights_are_published_as_often_as_asked_and_after_the_last_step(setting):
