@@ -103,6 +103,12 @@ def vocab_size(path: str) -> int:
     return int(read_config(path).vocab_size)
 
 
+def refuse_more_layers(trained: int | None, layers: int | None, path: str) -> None:
+    """Raises: ConfigError where learner.trained_layers is more than the `layers` of the model at `path`."""
+    if trained is not None and layers is not None and trained > layers:
+        raise ConfigError(f"learner.trained_layers ({trained}) must be <= {layers}, the layers of {path!r}")
+
+
 def read_config(path: str, key: str = "model.path") -> Any:
     """A model's config.json. Raises: ConfigError when it cannot be read, or when the model is multimodal, quantised or
     needs custom code."""

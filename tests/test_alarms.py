@@ -51,6 +51,9 @@ HEALTHY: dict[str, list[Row]] = {
     "rewards around 5": [{"reward/all": 5 + 0.3 * (-1) ** n, "reward/em": 0.5} for n in range(40)],
     "a first gradient after groups of equal rewards": [{"train/grad_norm": 0.0}] * 9 + [{"train/grad_norm": 1e-4}],
     "fewer workers since a resume": [{"rollout/workers": 4.0}] * 9 + [{"rollout/workers": 2.0}] * 9,
+    "settings that a learner has changed": [
+        {"epoch": 1 + n // 5, "buffer/lost": 0.0, "buffer/quarantined": 17.0 * (n // 5)} for n in range(9)
+    ],
     "one look between two heartbeats": [{"rollout/workers": n} for n in (1.0, 1.0, 0.0, 1.0)],
     "an entropy that is low before it is known what is usual": [
         {"train/entropy": 0.2 if n < 2 else 1.0, "reward/em": 0.5} for n in range(9)

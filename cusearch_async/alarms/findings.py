@@ -200,5 +200,8 @@ def finds_nothing(h: History) -> Finding:
 
 
 def lost(h: History) -> Finding:
-    lost = np.diff(h.of("buffer/lost") + h.of("buffer/quarantined"), prepend=0.0)
+    """A learner that has taken over may set aside what was generated with other settings: no trouble."""
+    has_taken_over = np.diff(h.of("epoch"), prepend=np.nan) > 0
+    apart = np.where(has_taken_over, 0.0, np.diff(h.of("buffer/quarantined"), prepend=0.0))
+    lost = np.diff(h.of("buffer/lost"), prepend=0.0) + apart
     return Finding(lost > 0, lambda n: f"{lost[n]:.0f} since the last step")

@@ -254,7 +254,7 @@ RULES = (
         "trajectories_lost",
         "buffer/lost",
         "buffer/lost or buffer/quarantined grows",
-        "Trajectories have disappeared from Redis, or could not be read.",
+        "Trajectories have disappeared from Redis, could not be read, or were set aside by hand.",
         "Look for eviction or other users of this Redis; `buffer quarantine` shows what was kept.",
         "cusearch buckets {run}/config.toml --ledger",
         findings.lost,

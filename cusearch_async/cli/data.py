@@ -21,14 +21,14 @@ from cusearch_async.data.checking import Checked, asked_in, known_of, overlap, r
 from cusearch_async.data.files import refuse_ending, write_questions
 from cusearch_async.data.questions import load_questions
 from cusearch_async.environments import Environment, NoSearch
-from cusearch_async.errors import EpisodeFailed
+from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.rollout import prompting
 from cusearch_async.types import Question
 
 SHOWN = 20
 """Most problems of a file that are printed."""
-SAMPLES = 3
+SAMPLES, MOST_SHOWN = 3, 2_000
 """Questions of a file that are printed with their prompts."""
 FILES = ".parquet, .jsonl, .json, .csv or .tsv, or hf:OWNER/NAME/FILE"
 
@@ -132,8 +132,8 @@ def show_samples(questions: Sequence[Question], frame: Frame, console: Console) 
         question = questions[place]
         console.print(plain(question.id, "bold"))
         prompt = frame.environment.prompt(question)
-        console.print(plain(f"{prompt.before}{prompt.text}{prompt.after}".strip(), "dim"))
-        console.print(plain(f"gold answers: {' | '.join(question.answers)}"))
+        console.print(plain(_cut(f"{prompt.before}{prompt.text}{prompt.after}".strip()), "dim"))
+        console.print(plain(_cut(f"gold answers: {' | '.join(question.answers)}")))
 
 
 def lengths_of(questions: Sequence[Question], frame: Frame) -> tuple[list[int], list[tuple[str, str]]]:
@@ -157,6 +157,9 @@ def lengths_of(questions: Sequence[Question], frame: Frame) -> tuple[list[int], 
 def convert_files(arguments: argparse.Namespace, _: list[str]) -> None:
     refuse_ending(arguments.output, "--output")
     refuse_unwritable(arguments.output, "--output")
+    there = [source for source in map(Path, arguments.sources) if source.exists()]
+    if arguments.output.exists() and any(map(arguments.output.samefile, there)):
+        raise ConfigError(f"--output {arguments.output} is a file that is read; choose another")
     questions = load_questions(arguments.sources)
     with writing_output(arguments.output, "--output"):
         write_questions(questions, arguments.output)
@@ -168,6 +171,10 @@ def convert_model(arguments: argparse.Namespace, _: list[str]) -> None:
 
     parameters = convert(arguments.file, arguments.folder)
     Console().print(f"{parameters / 1e6:.1f} M parameters in {arguments.folder}", soft_wrap=True)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} … ({len(text):,} characters)"
 
 
 def _count(number: int, noun: str) -> str:

@@ -27,6 +27,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             "retriever.index must name the folder to write, and retriever.corpus must name a JSONL file (the embedded "
             f"corpus is indexed in memory); got index {settings.index} and corpus {settings.corpus!r}"
         )
+    try:  # before the corpus is read, which may take an hour
+        settings.index.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"retriever.index {settings.index} cannot be made a folder: {error.strerror}") from error
     configure_process([])
     from cusearch_async.retrieval import indexing  # noqa: PLC0415  (libraries read the settings above when loaded)
     from cusearch_async.retrieval.corpus import Corpus  # noqa: PLC0415

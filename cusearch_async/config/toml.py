@@ -31,6 +31,8 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise
+    except IsADirectoryError as error:
+        raise ConfigError(f"{what} {path} is a folder; give the file, such as {path / 'config.toml'}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what} {path} cannot be read: {error}") from error
     try:

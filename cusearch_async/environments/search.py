@@ -38,9 +38,11 @@ class SearchSettings(EnvironmentSettings):
     @classmethod
     def _known_fields(cls, template: str) -> str:
         try:
-            template.format(rank=1, title="", text="")
+            shown = template.format(rank=1, title="", text="a passage")
         except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise ValueError(f"document_template may use {{rank}}, {{title}} and {{text}} only: {error!r}") from error
+        if "a passage" not in shown:
+            raise ValueError(f"document_template must have {{text}}, or no passage is seen, got {template!r}")
         return template
 
 

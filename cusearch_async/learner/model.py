@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.learner.attention import VARLEN, refuse_unsuitable
 from cusearch_async.learner.batching import Packed
-from cusearch_async.models import ids_of, read_config, refuse_other_weights, why_not_saved
+from cusearch_async.models import ids_of, read_config, refuse_more_layers, refuse_other_weights, why_not_saved
 
 log = logging.getLogger(__name__)
 
@@ -285,8 +285,7 @@ def train_upper_layers(model: Any, count: int, path: str) -> None:
 
     Raises: ConfigError when the model has not so many layers."""
     layers = layers_of(model)
-    if count > len(layers):
-        raise ConfigError(f"learner.trained_layers ({count}) must be <= {len(layers)}, the layers of {path!r}")
+    refuse_more_layers(count, len(layers), path)
     trained = {id(parameter) for layer in layers[len(layers) - count :] for parameter in layer.parameters()}
     is_above = False
     for parameter in model.parameters():  # in the order of the model

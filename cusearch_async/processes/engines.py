@@ -12,7 +12,7 @@ from cusearch_async.config import Config
 from cusearch_async.environments import NoSearch, Search
 from cusearch_async.lifecycle.gpu_share import GpuLock
 from cusearch_async.lifecycle.signals import ending_at_once, unless_stopped
-from cusearch_async.models import check_model
+from cusearch_async.models import check_model, read_config, refuse_more_layers
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.prompting import check_template
@@ -28,6 +28,8 @@ def check_policy(config: Config, model: str, key: str = "model.path") -> Any:
     Raises: ConfigError, which names the setting `key`."""
     tokenizer = check_model(model, config.episode.max_tokens, key)
     check_template(config.environments(NoSearch()), tokenizer, config.model.template_arguments)
+    layers = getattr(read_config(model, key), "num_hidden_layers", None)
+    refuse_more_layers(config.learner.trained_layers, layers, model)
     return tokenizer
 
 

@@ -147,14 +147,14 @@ def build_observation(tokenizer: Any, observed: Quoted, settings: EpisodeConfig)
     return before + encode(tokenizer, text, is_foreign=True)[:room] + after
 
 
-def check_frames(environment: Environment, tokenizer: Any, settings: EpisodeConfig) -> None:
+def check_frames(label: str, environment: Environment, tokenizer: Any, settings: EpisodeConfig) -> None:
     """Raises: ConfigError when the environment's text around observations does not fit."""
     for frame in environment.fixed_texts:
         length = len(encode(tokenizer, frame.before)) + len(encode(tokenizer, frame.after))
         if length > settings.max_observation_tokens:
             raise ConfigError(
                 f"episode.max_observation_tokens ({settings.max_observation_tokens}) must be >= {length}, the length "
-                f"of {frame.before!r:.60}"
+                f"of the text around an observation of environment.{label}"
             )
 
 
@@ -168,8 +168,8 @@ def check_lengths(
     """Raises: ConfigError with the number of too long prompts, the first of them, and the fix; also as
     `check_template` and `check_frames`."""
     check_template(environments, tokenizer, arguments)
-    for environment in environments.values():
-        check_frames(environment, tokenizer, settings)
+    for label, environment in environments.items():
+        check_frames(label, environment, tokenizer, settings)
     found = overlong(questions, environments, tokenizer, settings, arguments)
     if not found:
         return

@@ -14,7 +14,7 @@ from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods import Candidates, Method, PlansRollouts, Selection
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config, MethodConfig, PoolConfig
-from cusearch_async.errors import ConfigError, MethodFailed
+from cusearch_async.errors import ConfigError, MethodFailed, first_line
 from cusearch_async.streams import Stream, stream
 from cusearch_async.transport.interface import MethodState
 from cusearch_async.types import Pool, Trajectory
@@ -61,7 +61,10 @@ class Selector:
         self._memory, count = selection.memory, config.questions_per_step
         self._sizes = {ticket: size for ticket, size in self._sizes.items() if ticket >= (step + 1) * count}
         self._sizes |= plan_groups(step, method, self._memory, self.question_of, count, config.pool)
-        remembered = method_state(method, self._memory, self._sizes)
+        try:
+            remembered = method_state(method, self._memory, self._sizes, config.episode.s_max)
+        except ValueError as error:
+            raise MethodFailed(f"step {step}: method.name {config.method.name}: {error}") from error
         advantages = advantages_of(selection.indices, candidates, step, method, config.method)
         return Chosen(pool, before, selection.indices, advantages, remembered, selection.metrics)
 
@@ -125,15 +128,23 @@ def plan_groups(
     return {} if sizes is None else dict(zip(opened, sizes, strict=True))
 
 
-def method_state(method: Method[Any], memory: Any, sizes: dict[int, int]) -> MethodState:
-    """A method's memory, as the buffer and the checkpoint keep it."""
-    return MethodState(memory=method.encode(memory), fields=method.fields(memory), sizes=sizes)
+def method_state(method: Method[Any], memory: Any, sizes: dict[int, int], s_max: int) -> MethodState:
+    """A method's memory, as the buffer and the checkpoint keep it.
+
+    Raises: ValueError for one that no later learner could read, or whose fields the buffer does not show."""
+    try:
+        text = method.encode(memory)
+        method.decode(text, s_max)
+    except (TypeError, ValueError) as error:
+        hint = "NaN and infinity cannot be kept, nor numpy's numbers"
+        raise ValueError(f"its memory {memory!r:.300} could not be read back: {first_line(error)}; {hint}") from error
+    return MethodState(memory=text, fields=method.fields(memory), sizes=sizes)
 
 
 def initial_method_state(settings: MethodConfig, s_max: int) -> MethodState:
     """The method's memory when a run begins. Raises: ConfigError for one whose fields the buffer does not show."""
     method = settings.make()
     try:
-        return method_state(method, method.decode("", s_max), {})
+        return method_state(method, method.decode("", s_max), {}, s_max)
     except ValueError as error:
         raise ConfigError(f"method.name {settings.name}: {error}") from error

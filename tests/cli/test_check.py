@@ -361,3 +361,10 @@ def test_gpus_that_are_not_here_are_said_and_no_error():
     overrides = ("--retriever.backend", "dense", "--retriever.dense.device", "cuda:99", "--learner.gpus", "[]")
     found = findings(*overrides, "--rollout.gpus", "[]")["GPUs here"]
     assert (found.status, "99 of" in found.text) == ("not reachable", True)
+
+
+def test_more_trained_layers_than_the_model_has_are_an_error():
+    """Before, launch ended 40 s later."""
+    found = findings("--model.path", "atlas", "--learner.trained_layers", "10", path=Path("atlas"))
+    assert found["learner.trained_layers"].status == "error"
+    assert "learner.trained_layers (10) must be <= 4, the layers of" in found["learner.trained_layers"].text

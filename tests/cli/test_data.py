@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +95,22 @@ def test_convert_writes_what_is_read_back(cusearch, write, tmp_path):
     assert status == 0
     assert "2 questions in" in said
     assert load_questions([str(output)]) == load_questions([source])
+
+
+def test_convert_does_not_write_over_what_it_reads(cusearch, write, tmp_path):
+    source = Path(write(GOOD | {"note": "keep me"}))
+    before, link = source.read_bytes(), tmp_path / "link.jsonl"
+    link.symlink_to(source)
+    for output in (source, link):
+        said = cusearch("data", "convert", str(source), "--output", str(output))[0]
+        assert said == f"cusearch: --output {output} is a file that is read; choose another"
+    assert source.read_bytes() == before
+
+
+def test_a_huge_question_is_not_shown_whole(cusearch, write):
+    _, output = cusearch("data", "check", write(GOOD | {"question": "why " * 100_000}))
+    assert "characters)" in output
+    assert len(output) < 20_000
 
 
 def test_three_questions_are_shown_as_they_are_asked_and_scored(cusearch, write, atlas_config):

@@ -261,6 +261,16 @@ def test_workers_wait_for_this_learners_take_over_not_for_starts_that_it_fetches
     assert looks == [False, False, True]
 
 
+def test_a_process_that_was_killed_is_not_quoted(fleet, tmp_path):
+    script = "import time; print('17:52:27 learner: step 92', flush=True); time.sleep(600)"
+    child = start(fleet, tmp_path, "learner", script)
+    wait_until(lambda: "step 92" in child.log.read_text(), 20)
+    child.process.kill()
+    child.process.wait()
+    with pytest.raises(ProcessDied, match=r"learner was killed by SIGKILL \(the kernel .*dmesg`; log: .*learner.log\)"):
+        fleet.check()
+
+
 @pytest.mark.system
 def test_each_process_gets_the_secrets_that_it_needs(fleet, monkeypatch):
     for secret in fleets._SECRETS:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen3Config
 
 from cusearch_async.cli.preflight import speed
 from cusearch_async.cli.preflight.shapes import published, read_shape
@@ -87,3 +89,14 @@ def test_real_passes_are_timed_and_the_number_of_threads_is_left_alone():
     assert found is not None
     assert found.what == "speed"
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_model_of_few_layers_is_timed_with_those(layers):
+    """Before, `check` ended with an IndexError of transformers."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = Qwen3Config(**sizes, head_dim=8, vocab_size=64, num_hidden_layers=layers)
+    shape = replace(read_shape(str(STARTER)), config=model, layers=layers, parameters=10_000)
+    found = speed.speed_on_cpu(config("--learner.trained_layers", "3"), shape)
+    assert (found.status, "tokens a second" in found.text) != ("warning", False), found

@@ -6,6 +6,7 @@ import asyncio
 import json
 from unittest.mock import ANY
 
+import msgspec
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
@@ -84,6 +85,45 @@ class Raises(Method[NoMemory]):
         raise IndexError("list index out of range")
 
 
+class Means(msgspec.Struct, frozen=True):
+    means: tuple[float, ...] = ()
+
+
+class Remembers(Method[Means]):
+    """A mean of nothing, which JSON has no number for."""
+
+    Memory = Means
+
+    def select(self, pool, memory, rng):
+        return Selection(indices=np.arange(32), memory=Means((0.5, float("nan"))))
+
+
+class NumpyRemembers(Remembers):
+    def select(self, pool, memory, rng):
+        return Selection(indices=np.arange(32), memory=Means((np.float64(0.5).astype(np.float32),)))
+
+
+class Nothing(Method[NoMemory]):
+    def select(self, pool, memory, rng):
+        return Selection(indices=np.arange(0), memory=memory)
+
+
+def two_arguments(ratio, advantages):
+    return ratio * advantages
+
+
+def one_number(ratio, advantages, settings):
+    return (ratio * advantages).sum()
+
+
+def detached(ratio, advantages, settings):
+    return (ratio * advantages).detach()
+
+
+def nothing_at_all(ratio, advantages, settings):
+    pass
+
+
 def found(atlas_config, *overrides: str) -> dict[str, tuple[str, str]]:
     config = load_config(atlas_config, overrides)
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
@@ -123,12 +163,29 @@ def test_of_several_environments_each_has_its_share_of_the_tickets(atlas_config)
         ("environment.search.name", f"{HERE}:Ends", "environment.search", "reward"),
         ("method.name", f"{HERE}:Twice", "method.name", "select() gave"),
         ("method.name", f"{HERE}:Raises", "method.name", "IndexError: list index out of range"),
+        ("method.name", f"{HERE}:Remembers", "method.name", "(0.5, nan)) could not be read back: Expected `float`"),
+        ("method.name", f"{HERE}:NumpyRemembers", "method.name", "could not be read back: Encoding objects"),
+        ("loss.objective", f"{HERE}:two_arguments", "loss.objective", "takes 2 positional arguments but 3 were given"),
+        ("loss.objective", f"{HERE}:one_number", "loss.objective", "objective must have shape [4], got []"),
+        ("loss.objective", f"{HERE}:detached", "loss.objective", "does not require grad"),
+        ("loss.objective", f"{HERE}:nothing_at_all", "loss.objective", "gave None"),
     ],
 )
 def test_what_breaks_a_run_is_an_error_that_names_it(atlas_config, setting, value, what, said):
     status, text = found(atlas_config, f"--{setting}", value)[what]
     assert status == "error"
     assert said in text
+
+
+def test_an_objective_that_can_be_trained_with_passes(atlas_config):
+    tried = found(atlas_config, "--loss.objective", "docs.examples.objectives:cispo")
+    assert tried["loss.objective"][0] == "ok"
+    assert "loss.objective" not in found(atlas_config)
+
+
+def test_a_method_that_selects_nothing_is_warned_of(atlas_config):
+    status, text = found(atlas_config, "--method.name", f"{HERE}:Nothing")["method.name"]
+    assert (status, text.endswith("selects 0 of 192 made-up trajectories")) == ("warning", True)
 
 
 def test_an_environment_that_does_not_end_an_episode_is_ended(atlas_config):

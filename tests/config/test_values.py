@@ -158,6 +158,11 @@ def test_derived_numbers(write):
         ("environment = {}", "environment: .* at least 1 item.*, got {}"),
         ('eval.environment = "b"', "eval.environment 'b' must be one of the run's: search"),
         ('environment.a.document_template = "{body}"', "environment.a.document_template: .*may use {rank}.*body.*"),
+        ('environment.a.document_template = "{title}"', "environment.a.document_template: .*must have {text}.*"),
+        (
+            "environment.search.format_weight = 0.2\nenvironment.serch.format_weight = 0.5",
+            "environment.serch: did you mean search? An environment beside it needs its name",
+        ),
         ('environment.a.document_template = "{"', "environment.a.document_template: .* {title} and {text} only.*"),
         ('environment.a.document_template = "{text.body}"', "environment.a.document_template: .*may use .*only.*"),
         ('method.name = "ppo"', "method.name 'ppo' is unknown; use one of sdga_phase, .*dapo"),

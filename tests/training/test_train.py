@@ -292,7 +292,7 @@ async def test_a_learner_that_was_replaced_meanwhile_writes_no_row_and_no_weight
 
 async def test_a_run_goes_on_from_its_checkpoint_with_what_the_method_remembered(setting):
     s = setting("--method.phase_reserve", "0")
-    await start(s, 1, method_state(s.config.method.make(), SdgaMemory(2), {}))
+    await start(s, 1, method_state(s.config.method.make(), SdgaMemory(2), {}, 5))
     assert s.events[:2] == ["announce v000001-e1", "claim 1"]
     assert rows(s) == [1, 2]
     assert (await s.buffer.state()).fields == {"phase": 2}

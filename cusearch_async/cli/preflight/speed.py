@@ -35,7 +35,7 @@ def speed_on_cpu(config: Config, shape: ModelShape) -> Finding | None:
     torch.set_num_threads(1)
     try:
         per_token = {dtype: seconds_per_token(config, shape, dtype) for dtype in ("float32", "bfloat16")}
-    except (ImportError, RuntimeError, TypeError, ValueError) as error:  # the model's own code
+    except (ImportError, LookupError, RuntimeError, TypeError, ValueError) as error:  # the model's own code
         return Finding("warning", "speed", f"not known: a model of this kind cannot be made here: {first_line(error)}")
     finally:
         torch.set_num_threads(threads)
@@ -52,10 +52,11 @@ def speed_on_cpu(config: Config, shape: ModelShape) -> Finding | None:
 
 
 def seconds_per_token(config: Config, shape: ModelShape, dtype: str) -> float:
-    """Forward and backward pass of the whole model, from models of one and of three layers."""
-    one, three = (_timed(shape, dtype, layers, config.learner.trained_layers is not None) for layers in (1, 3))
-    per_layer = max(0.0, (three - one) / 2)
-    trained = config.learner.trained_layers or shape.layers
+    """Forward and backward pass of the whole model, from models of one and of three layers, or as many as it has."""
+    more = min(3, shape.layers)
+    one, most = (_timed(shape, dtype, layers, config.learner.trained_layers is not None) for layers in (1, more))
+    per_layer = max(0.0, (most - one) / max(1, more - 1))
+    trained = min(config.learner.trained_layers or shape.layers, shape.layers)
     # a layer below the trained ones has a forward pass alone, a third of the work
     return (one + per_layer * (trained - 1 + (shape.layers - trained) / 3)) / (ROWS * LENGTH)
 

@@ -21,7 +21,7 @@ from cusearch_async.errors import ConfigError, CusearchError, first_line
 from cusearch_async.rollout.prompting import encode
 from cusearch_async.rollout.turn import Turn
 from cusearch_async.streams import Stream, stream
-from cusearch_async.training.selector import advantages_of, candidates_of, initial_method_state, select
+from cusearch_async.training.selector import advantages_of, candidates_of, initial_method_state, method_state, select
 from cusearch_async.types import Pool, Question, Trajectory
 
 PATIENCE_S = 20.0
@@ -99,6 +99,8 @@ def trial(config: Config, tokenizer: Any) -> Iterator[Finding]:
             yield Finding("ok", what, f"a made-up episode with the right answer has reward {reward}{share}")
     if episodes:
         yield _method(config, episodes)
+    if ":" in config.loss.objective:
+        yield _objective(config)
 
 
 def refuse_failed_trial(config: Config, tokenizer: Any) -> None:
@@ -141,9 +143,35 @@ def _method(config: Config, episodes: Sequence[Trajectory]) -> Finding:
         state = initial_method_state(config.method, s_max)
         chosen = select(candidates, 0, method, method.decode(state.memory, s_max), config.method, config.run.seed)
         advantages_of(chosen.indices, candidates, 0, method, config.method)
+        method_state(method, chosen.memory, {}, s_max)
     except Exception as error:
         return Finding("error", "method.name", f"{name} failed with a made-up pool: {_said(error)}")
-    return Finding("ok", "method.name", f"{name} selects {len(chosen.indices)} of {len(pool)} made-up trajectories")
+    count = len(chosen.indices)
+    text = f"{name} selects {count} of {len(pool)} made-up trajectories"
+    return Finding("ok" if count else "warning", "method.name", text)
+
+
+def _objective(config: Config) -> Finding:
+    """Of four tokens with ratios about 1."""
+    import torch  # noqa: PLC0415  (seconds)
+
+    from cusearch_async.algorithm.shapes import require_vectors  # noqa: PLC0415
+    from cusearch_async.learner.update import surrogate_of  # noqa: PLC0415
+
+    ratio = torch.tensor([0.5, 1.0, 1.5, 1.0], requires_grad=True)
+    advantages = torch.tensor([1.0, -1.0, 0.5, -0.5])
+    try:
+        settings = surrogate_of(config.loss)
+        found = settings.objective(ratio, advantages, settings)
+        if found is None:
+            raise ValueError("it gave None")
+        require_vectors(len(ratio), objective=found)
+        if not found.isfinite().all():
+            raise ValueError(f"it gave {found.tolist()}")
+        torch.autograd.grad(found.sum(), ratio)
+    except Exception as error:
+        return Finding("error", "loss.objective", f"{config.loss.objective} failed with four tokens: {_said(error)}")
+    return Finding("ok", "loss.objective", f"{config.loss.objective} gives each of four tokens a finite number")
 
 
 def _is_of_a_service(error: BaseException) -> bool:
