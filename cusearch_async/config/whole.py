@@ -110,9 +110,8 @@ class Config(Section):
         name, staleness, published = self.method.name, self.pool.max_staleness, self.learner.publish_every - 1
         largest, low, high = self.largest_group, self.loss.correction_low, self.loss.correction_bound
         transport, url = self.weights.transport, self.weights.url
-        for label, environment in self.environment.items():
-            others = self.environment.keys() - {label}
-            near = difflib.get_close_matches(label, others, n=1, cutoff=0.85)
+        for number, (label, environment) in enumerate(self.environment.items()):
+            near = difflib.get_close_matches(label, [*self.environment][:number], n=1, cutoff=0.85)
             _require(
                 "name" in environment.model_fields_set or not near,
                 f"environment.{label}: did you mean {(near or [''])[0]}? An environment beside it needs its name",
