@@ -61,8 +61,8 @@ WEIGHTS = {
     ),
     "a start is restored before its curves": (
         CHECKPOINTS,
-        "for path in sorted(missing - counting):",
-        "for path in sorted(missing):",
+        "for path in sorted(missing - counting | ",
+        "for path in sorted(missing | ",
     ),
     "a checkpoint whose upload failed stays away": (
         CHECKPOINTS,

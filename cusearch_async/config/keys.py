@@ -31,14 +31,25 @@ def section_of(field: FieldInfo) -> tuple[type[BaseModel] | None, str]:
     return (kind, label) if isinstance(kind, type) and issubclass(kind, BaseModel) else (None, "")
 
 
-def scope_of(key: str, section: type[BaseModel] = Config) -> Scope:
+def scope_of(key: str) -> Scope:
     """Of a setting by its dotted key, as `flat` gives it; MEANING for an unknown key."""
+    return scope_in(*_place_of(key))
+
+
+def is_text(key: str) -> bool:
+    """Whether the value of a setting is a text or a path, by its dotted key."""
+    section, name = _place_of(key)
+    field = section.model_fields.get(name)
+    kinds = _kinds(field.annotation) - {type(None)} if field else set()
+    return bool(kinds) and kinds <= {str, Path}
+
+
+def _place_of(key: str, section: type[BaseModel] = Config) -> tuple[type[BaseModel], str]:
+    """The section class of a setting, and its name there."""
     name, _, rest = key.partition(".")
     field = section.model_fields.get(name)
     inner, label = section_of(field) if field else (None, "")
-    if inner is None:
-        return scope_in(section, name)
-    return scope_of(rest.partition(".")[2] if label else rest, inner)
+    return (section, name) if inner is None else _place_of(rest.partition(".")[2] if label else rest, inner)
 
 
 def scope_in(section: type[BaseModel], name: str) -> Scope:
@@ -48,17 +59,6 @@ def scope_in(section: type[BaseModel], name: str) -> Scope:
         return Scope.SHARED
     given = (item for item in (field.metadata if field else ()) if isinstance(item, Scope))
     return next(given, Scope.MEANING)
-
-
-def is_text(key: str, section: type[BaseModel] = Config) -> bool:
-    """Whether the value of a setting is a text or a path, by its dotted key."""
-    name, _, rest = key.partition(".")
-    field = section.model_fields.get(name)
-    inner, label = section_of(field) if field else (None, "")
-    if inner is not None:
-        return is_text(rest.partition(".")[2] if label else rest, inner)
-    kinds = _kinds(field.annotation) - {type(None)} if field else set()
-    return bool(kinds) and kinds <= {str, Path}
 
 
 def _kinds(annotation: Any) -> set[Any]:

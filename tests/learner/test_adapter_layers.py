@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from cusearch_async.config import LoraConfig
 from cusearch_async.errors import ConfigError
-from cusearch_async.learner import learner
 from cusearch_async.learner.adapter import Adapter
 from cusearch_async.learner.model import whole_reference
 
@@ -104,6 +103,8 @@ def test_a_reference_that_waits_is_on_the_gpu_for_its_pass_only():
 @pytest.mark.parametrize("colocate", [False, True])
 def test_a_checkpoint_holds_no_memory_of_a_gpu_that_is_given_back(colocate, tmp_path, monkeypatch):
     """Where engines take the GPU while it is written, the base model is copied too."""
+    from cusearch_async.learner import learner
+
     base, own = torch.ones(3), torch.ones(2)
     seen = {}
     adapter = SimpleNamespace(owns=lambda name: name == "own", merged=seen.update)

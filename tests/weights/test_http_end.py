@@ -1,16 +1,120 @@
-"""A learner's end, when its last version cannot be had."""
+"""The end of a learner that serves weights: who needs the last version gets it, and who has gone is not waited for."""
 
 from __future__ import annotations
 
 import asyncio
 
+import aiohttp
+import pytest
+
+from cusearch_async.errors import WeightsUnavailable, WriteFailed
 from cusearch_async.weights import downloads as client
 from cusearch_async.weights import http
+from cusearch_async.weights.downloads import Downloads
 from tests.conftest import SLOW
-from tests.weights.test_http import servers, site, until  # noqa: F401  (fixtures)
+from tests.weights.test_http import same, site, tensors, until
+
+__all__ = ["site"]
 
 
-async def test_a_learner_at_its_end_gives_up_a_client_that_cannot_get_the_last_version(site, servers, monkeypatch):  # noqa: F811
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[http.Server]:
+    """Those that have been made."""
+    made: list[http.Server] = []
+    init = http.Server.__init__
+    monkeypatch.setattr(http.Server, "__init__", lambda own, *args: made.append(own) or init(own, *args))
+    return made
+
+
+async def test_a_learner_at_its_end_waits_for_who_needs_the_last_version(site, servers, monkeypatch):
+    """It can then be opened without the learner."""
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
+    async with site.host(needs_last=True) as downloads:
+        async with site.learner.serving():
+            first = site.publish(1)
+            await until(lambda: servers[0].asking == 1)
+            last = site.publish(2)
+        assert site.downloaded() == {last}
+        assert same(await downloads.open(last), tensors(2))
+        with pytest.raises(WeightsUnavailable):
+            await downloads.open(first)
+
+
+async def test_a_moment_without_room_does_not_lose_the_last_version(site, servers, monkeypatch):
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
+    opened, refused = Downloads.open, []
+
+    async def without_room(own, name):
+        if len(refused) < 3:
+            refused.append(name)
+            raise WriteFailed("no space left on device")
+        return await opened(own, name)
+
+    monkeypatch.setattr(Downloads, "open", without_room)
+    async with site.host(needs_last=True), site.learner.serving():
+        last = site.publish(1)
+        await until(lambda: servers[0].asking == 1)
+    assert refused == [last] * 3
+    assert site.downloaded() == {last}
+
+
+async def test_a_learner_at_its_end_does_not_wait_for_who_has_gone(site, servers, monkeypatch):
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
+    async with site.learner.serving():
+        site.publish(1)
+        async with site.host(needs_last=True):
+            await until(lambda: servers[0].asking == 1)
+        await until(lambda: servers[0].asking == 0)
+
+
+async def test_a_client_that_lost_its_first_connection_is_waited_for(site, servers, monkeypatch):
+    """The learner hears of the loss after the client has come back."""
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
+    async with site.host() as lost, site.host() as downloads, site.learner.serving():
+        first = asyncio.ensure_future(lost.last("c", ""))
+        await until(lambda: servers[0].asking == 1)
+        second = asyncio.ensure_future(downloads.last("c", ""))
+        await until(lambda: servers[0].asking == 2)
+        first.cancel()
+        await until(lambda: servers[0].asking == 1)
+        last = site.publish(1)
+        ending = asyncio.ensure_future(servers[0].end())
+        assert await second == [last]
+        assert not ending.done(), "the client has not fetched it"
+        await downloads.last("c", last)
+        await ending
+
+
+async def test_a_learner_at_its_end_gives_up_who_does_not_come_back(site, servers, monkeypatch):
+    monkeypatch.setattr(http, "SILENCE_S", 1)
+    site.publish(1)
+    headers = {"Authorization": "Bearer of this test"}
+    async with asyncio.timeout(10 * SLOW), aiohttp.ClientSession() as session:
+        async with site.learner.serving():
+            asking = asyncio.ensure_future(session.get(f"{site.url}/weights/last?client=c", headers=headers))
+            await until(lambda: servers[0].asking == 1)
+        assert await (await asking).json() == site.store.names()
+
+
+async def test_a_learner_at_its_end_waits_for_downloads_that_are_under_way(site, servers, monkeypatch):
+    name, keep = site.publish(1), client.keep
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def noting(piece, file, tensors):
+        if tensors is not None:
+            loop.call_soon_threadsafe(begun.set)
+        keep(piece, file, tensors)
+
+    monkeypatch.setattr(client, "keep", noting)
+    async with site.host() as downloads:
+        async with site.learner.serving():
+            opening = asyncio.ensure_future(downloads.open(name))
+            await begun.wait()
+        assert same(await opening, tensors(1))
+
+
+async def test_a_learner_at_its_end_gives_up_a_client_that_cannot_get_the_last_version(site, servers, monkeypatch):
     """It is damaged on the learner's disk, or the client's disk is full."""
     monkeypatch.setattr(client, "RETRY_S", 0.01)
     monkeypatch.setattr(http, "MOST_ASKED", 3)
