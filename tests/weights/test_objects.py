@@ -156,10 +156,10 @@ def test_a_version_is_not_published_again_because_the_store_cannot_be_asked(site
     def unreachable(own):
         raise WeightsUnavailable("cannot list the store")
 
-    monkeypatch.setattr(Objects, "paths", unreachable)
-    assert site.store.verify(name).version == 1
+    with monkeypatch.context() as outage:
+        outage.setattr(Objects, "paths", unreachable)
+        assert site.store.verify(name).version == 1
     assert "cannot list the store; v000001-e1 is taken to be there" in caplog.text
-    monkeypatch.undo()
     site.host()._objects.remove(f"{name}/{MANIFEST}")
     with pytest.raises(WeightsUnavailable, match="has no whole version v000001-e1"):
         site.store.verify(name)
