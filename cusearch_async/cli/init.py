@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from cusearch_async.lifecycle.cuda import count_gpus
 FITTING = {70: "one-gpu-80gb", 40: "one-gpu-48gb", 0: "one-gpu-24gb"}
 """GiB of a GPU, at least -> shipped config."""
 WITHOUT_GPU = "laptop"
+FILES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".gz")
+"""Of what is read from here, not from the Hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
         raise ConfigError(f"an answer holds what no TOML file can: {first_line(error)}") from error
     with_overrides(values, [])
     write_file(path, content)
+    for remark in _remarks(answers):
+        console.print(plain(remark, "yellow"))
     console.print(plain(f"wrote {path}; next:"))
     for command in _next(path, answers):
         console.print(plain(f"  {command}"))
@@ -130,6 +135,17 @@ def with_value(text: str, section: str, key: str, value: str | int | list[str] |
         kept = body.rstrip("\n")
         body = f"{kept}\n{line}{body[len(kept) :]}" if kept else f"{line}\n{body}"
     return text[: found.start(1)] + body + text[found.end(1) :]
+
+
+def _remarks(answers: dict[str, str]) -> Iterator[str]:
+    """What was left as shipped, and what is not there."""
+    left = [f"--{option.replace('_', '-')}" for option, answer in answers.items() if not answer]
+    if left:
+        yield f"as shipped: {', '.join(left)}"
+    for option, answer in answers.items():
+        is_local = answer.startswith(("/", ".", "~")) or Path(answer).suffix in FILES
+        if is_local and ":" not in answer and not Path(answer).expanduser().exists():
+            yield f"--{option.replace('_', '-')}: {answer} does not exist yet"
 
 
 def _next(path: Path, answers: dict[str, str]) -> list[str]:

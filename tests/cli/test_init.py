@@ -79,6 +79,7 @@ def test_without_a_terminal_the_defaults_count_and_the_config_loads(tmp_path, mo
     assert config.run.name == "mine"
     assert config.data.source == ("train.jsonl",)
     assert "based on the shipped config laptop" in done.stdout
+    assert "as shipped: --model, --held-out\n--data: train.jsonl does not exist yet\n--passages: corpus" in done.stdout
     for command in (
         "data check train.jsonl --config mine.toml",
         "index mine.toml",
