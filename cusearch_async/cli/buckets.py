@@ -87,7 +87,8 @@ def show_ledger(found: Ledger, counted: Audit | None, as_json: bool) -> bool:
         return closes
     Console().print(ledger(found))
     if counted:
-        agrees = f"{counted.kept} trajectories in Redis, counted by keys: this agrees with the ledger"
+        kept = f"{counted.kept} trajectories in Redis, with those of trained pools that a checkpoint may need"
+        agrees = f"{kept}: counted by keys, this agrees with the ledger"
         text = agrees if counted.closes else "\n".join(counted.findings)
         Console().print(Text(text, style="green" if counted.closes else "red"))
     return closes

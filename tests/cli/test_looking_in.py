@@ -168,7 +168,8 @@ def test_the_ledger_command_counts_the_keys_unless_it_is_to_be_quick(config, atl
             await act(open_.connection.client, open_.keys)
 
     status, shown = ledger()
-    assert (status, "2 trajectories in Redis, counted by keys: this agrees with the ledger" in shown) == (0, True)
+    assert status == 0
+    assert "2 trajectories in Redis, with those of trained pools that a checkpoint may need: counted" in shown
     status, shown = ledger("--json")
     assert (status, json.loads(shown)["closes"]) == (0, True)
     asyncio.run(change(lambda client, keys: client.delete(keys.trajectory("0:1"))))
