@@ -21,7 +21,6 @@ from cusearch_async.cli.preflight.shapes import ModelShape, shape_of
 from cusearch_async.cli.preflight.trial import trial
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError, first_line
-from cusearch_async.models import refuse_more_layers
 
 GPU_MEMORY = "GPU memory"
 
@@ -80,6 +79,8 @@ def _fits(config: Config, shape: ModelShape, device: Device | None) -> Iterator[
         what = f"{config.model.path!r}, a {shape.config.model_type} ({first_line(error)})"
         yield Finding("not reachable", "memory", f"cannot be computed for {what}; watch the GPUs")
         return
+    from cusearch_async.models import refuse_more_layers  # noqa: PLC0415  (transformers)
+
     try:
         refuse_more_layers(config.learner.trained_layers, shape.layers, config.model.path)
     except ConfigError as error:

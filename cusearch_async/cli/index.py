@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 
@@ -27,10 +28,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             "retriever.index must name the folder to write, and retriever.corpus must name a JSONL file (the embedded "
             f"corpus is indexed in memory); got index {settings.index} and corpus {settings.corpus!r}"
         )
-    try:  # before the corpus is read, which may take an hour
-        settings.index.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"retriever.index {settings.index} cannot be made a folder: {error.strerror}") from error
+    there = next(path for path in (settings.index, *settings.index.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):  # before the corpus is read, which may take an hour
+        raise ConfigError(f"retriever.index {settings.index} cannot be a folder: {there} is none that can be written")
     configure_process([])
     from cusearch_async.retrieval import indexing  # noqa: PLC0415  (libraries read the settings above when loaded)
     from cusearch_async.retrieval.corpus import Corpus  # noqa: PLC0415

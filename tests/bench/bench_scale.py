@@ -14,7 +14,7 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,24 +84,28 @@ def case_of(order: str, trouble: str, url: str, steps: int) -> tuple[Config, int
     return config, FEW, DURATIONS, TROUBLES_OF_FEW[trouble], steps
 
 
-async def in_turn(cases: Mapping[tuple[str, str], tuple[Any, ...]]) -> dict[tuple[str, str], float]:
-    """The learner's idle share in real time; the orders of one trouble at once."""
+async def in_turn(cases: Mapping[tuple[str, str], tuple[Any, ...]]) -> dict[tuple[str, str], tuple[float, float]]:
+    """The learner's idle share, and the seconds of its work, in real time; the orders of one trouble at once."""
     found = {}
     for trouble in TROUBLES_OF_FEW:
-        shares = await asyncio.gather(*(RealCase(*cases[trouble, order]).idle_share() for order in ORDERS))
+        shares = await asyncio.gather(*(RealCase(*cases[trouble, order]).idle_and_work() for order in ORDERS))
         found |= {(trouble, order): share for order, share in zip(ORDERS, shares, strict=True)}
     return found
 
 
 def compared(url: str, steps: int) -> dict[str, tuple[float, float]]:
-    """Case -> the learner's idle share, simulated (the mean of some seeds) and in real time."""
+    """Case -> the learner's idle share, simulated (the mean of some seeds, with its work in real time) and in real
+    time."""
     cases = {(trouble, order): case_of(order, trouble, url, steps) for trouble in TROUBLES_OF_FEW for order in ORDERS}
     real, found = asyncio.run(in_turn(cases)), {}
-    for place, case in cases.items():
-        shares = [Simulation(*case, seed).result().learner_idle for seed in range(SEEDS)]
-        name = ", ".join(place)
-        found[name] = float(np.mean(shares)), real[place]
-        Console().print(f"{FEW} workers, {name}: {np.mean(shares):.1%}, in real time {real[place]:.1%}")
+    for place, (config, workers, durations, troubles, _) in cases.items():
+        idle, work_s = real[place]
+        measured = replace(durations, update_s=np.array([work_s]))
+        seeds = (Simulation(config, workers, measured, troubles, steps, seed) for seed in range(SEEDS))
+        simulated_share = float(np.mean([one.result().learner_idle for one in seeds]))
+        found[", ".join(place)] = simulated_share, idle
+        said = f"{simulated_share:.1%}, in real time {idle:.1%}; work {work_s:.1f} s a step"
+        Console().print(f"{FEW} workers, {', '.join(place)}: {said}", soft_wrap=True)
     return found
 
 

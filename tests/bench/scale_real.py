@@ -86,8 +86,9 @@ class RealCase:
         names = [Question(id=f"q{n}", text="?", answers=("a",), category="x") for n in range(64)]
         self._questions = RunQuestions([(1, names)], config.run.seed)
 
-    async def idle_share(self) -> float:
-        """Of the learner, over the steps that the simulation counts."""
+    async def idle_and_work(self) -> tuple[float, float]:
+        """Share of the time that the learner waits, over the steps that the simulation counts; and the seconds of its
+        work in a step, with claim and commit."""
         stop = asyncio.Event()
         async with contextlib.AsyncExitStack() as opened:
             buffers = [await opened.enter_async_context(self._buffer()) for _ in range(self._workers + 1)]
@@ -95,9 +96,9 @@ class RealCase:
             async with asyncio.TaskGroup() as tasks:
                 for loop in loops:
                     tasks.create_task(loop.run(stop))
-                share = await self._learn(buffers[0])
+                found = await self._learn(buffers[0])
                 stop.set()
-        return share
+        return found
 
     @asynccontextmanager
     async def _buffer(self) -> AsyncIterator[RedisBuffer]:
@@ -114,8 +115,9 @@ class RealCase:
         given: Any = engine, None, runner, NoSearch()
         return RolloutLoop(f"w{number}", self._config, buffer, *given, self._questions)
 
-    async def _learn(self, buffer: LearnerBuffer) -> float:
+    async def _learn(self, buffer: LearnerBuffer) -> tuple[float, float]:
         random, waits, ends = stream(Stream.SIMULATION, self._workers), [], []
+        publishing_s = 0.0
         await buffer.recover(0)
         publishing = asyncio.create_task(self._publish(buffer, 0))
         for step in range(self._steps):
@@ -123,16 +125,20 @@ class RealCase:
             while (pool := await buffer.claim(step)) is None:
                 await asyncio.sleep(POLL_S)
                 asked = time.monotonic()
-            waits.append(asked - began)  # without the claim itself, which shares this process with all workers
+            waits.append(asked - began)
             await asyncio.sleep(float(random.choice(self._durations.update_s)))
+            held = time.monotonic()
             await publishing
+            publishing_s += time.monotonic() - held
             await buffer.commit(pool, pool.trajectories[: self._config.method.budget])
             await buffer.checkpoint(step + 1)
             ends.append(time.monotonic())
             publishing = asyncio.create_task(self._publish(buffer, step + 1))
         await publishing
         first = min(self._config.pool.staleness_bound + 2, self._steps // 2)
-        return sum(waits[first:]) / (ends[-1] - ends[first - 1])
+        whole_s, waited_s = ends[-1] - ends[first - 1], sum(waits[first:])
+        work_s = (whole_s - waited_s - publishing_s) / (self._steps - first)
+        return waited_s / whole_s, work_s
 
     async def _publish(self, buffer: LearnerBuffer, version: int) -> None:
         await asyncio.sleep(self._durations.publish_s)

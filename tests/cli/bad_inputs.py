@@ -77,7 +77,7 @@ RETRIEVER = "cusearch worker retriever mine.toml"
 CASES = [
     # --- the file
     Case("no such config", "cusearch check nope.toml", r"nope\.toml does not exist; give a TOML file, or the name"),
-    Case("a folder for a config", "cusearch check there", r"there cannot be read: .*directory", files={"there/x": ""}),
+    Case("a folder for a config", "cusearch check there", r"there is a folder; .*there/config.toml", files={"there/x": ""}),
     Case("YAML", "cusearch check a.toml", r"a\.toml is not valid TOML: .*line 1", files={"a.toml": "run: mine\n"}),
     Case("JSON", "cusearch check a.toml", r"a\.toml is not valid TOML: .*line 1", files={"a.toml": '{"run": {}}'}),
     Case("a setting without a config", "cusearch check --learner.lr 1", r"lr is a setting .*`cusearch check C"),
@@ -267,6 +267,8 @@ CASES = [
          "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": '{"id": 1, "contents": "où"}'.encode("latin-1")}),
     Case("an empty corpus", "cusearch index mine.toml", r"retriever\.corpus c\.jsonl is empty; it needs lines of",
          "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": ""}),
+    Case("a file for an index", "cusearch index mine.toml", r"retriever\.index i cannot be a folder: i is none that",
+         "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": "no JSON", "i": ""}),
     Case("a passage without text", f"{RETRIEVER} --retriever.corpus c.jsonl", r"c\.jsonl, line 2: 'contents' must be",
          files={"c.jsonl": lines({"id": 1, "contents": "x"}, {"id": 2})}),
     Case("no index", f"{RETRIEVER} --retriever.corpus c.jsonl --retriever.index i", r"i holds no .*cusearch index",

@@ -138,7 +138,7 @@ def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(r
     worker.kill()
     status, output = finish(launched, 60)
     assert status == 1
-    assert "rollout-0 ended with status -9" in output
+    assert "rollout-0 was killed by SIGKILL" in output
     assert "Traceback" not in output
     assert psutil.wait_procs(family, timeout=20 * SLOW)[1] == []
 
