@@ -77,7 +77,7 @@ RETRIEVER = "cusearch worker retriever mine.toml"
 CASES = [
     # --- the file
     Case("no such config", "cusearch check nope.toml", r"nope\.toml does not exist; give a TOML file, or the name"),
-    Case("a folder for a config", "cusearch check there", r"there is a folder; .*there/config.toml", files={"there/x": ""}),
+    Case("a folder for a config", "cusearch check there", r"there is a folder; .*config.toml", files={"there/x": ""}),
     Case("YAML", "cusearch check a.toml", r"a\.toml is not valid TOML: .*line 1", files={"a.toml": "run: mine\n"}),
     Case("JSON", "cusearch check a.toml", r"a\.toml is not valid TOML: .*line 1", files={"a.toml": '{"run": {}}'}),
     Case("a setting without a config", "cusearch check --learner.lr 1", r"lr is a setting .*`cusearch check C"),
