@@ -66,7 +66,7 @@ _SECRETS = {
 }
 """Environment variables with secrets, and the processes that need them: the others are started without them."""
 
-KILLERS = "the kernel kills a process when memory is full: see `dmesg`"
+MEMORY = "the kernel kills a process when memory is full: see `dmesg`"
 _LOGGED = re.compile(r"\d\d:\d\d:\d\d [\w-]+: (.+)")
 _ENDED = re.compile(r"(?:rollout|learner|retriever|evaluator|cusearch): .+")
 _ENGINE = re.compile(r"\(EngineCore[^)]*\).*?\b(\w+(?:Error|Exception): .+)")
@@ -100,7 +100,8 @@ class Child:
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         status = self.process.returncode
         if status < 0:  # the last thing that it said is not why
-            return f"{self.name} was killed by {signal.Signals(-status).name} ({KILLERS}; log: {self.log})"
+            hint = f"{MEMORY}; " if -status == signal.SIGKILL else ""
+            return f"{self.name} was killed by {signal.Signals(-status).name} ({hint}log: {self.log})"
         why = f": {_reason(lines)[:500]}" if lines else ""
         return f"{self.name} ended with status {status}{why} (log: {self.log})"
 
