@@ -63,7 +63,11 @@ def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
             console.print(plain(f"--against {one.path}: {count} cannot be compared, first {one.problems[0]}", "red"))
     held_out = asked_in(compared)
     outcomes = [not any(one.problems for one in compared)]
-    outcomes += [report(read_all(source, "data check"), frame, held_out, console) for source in arguments.sources]
+    earlier: dict[str, str] = {}
+    for source in arguments.sources:
+        found = read_all(source, "data check")
+        outcomes.append(report(found, frame, held_out, earlier, console))
+        earlier |= asked_in([found])
     if frame.tokenizer is None:
         remedy = "they depend on the model and the template of a run; add --config CONFIG"
         console.print(f"lengths were not checked: {remedy}")
@@ -92,8 +96,11 @@ def frame_of(files: Sequence[Path] | None, overrides: list[str]) -> Frame:
     return Frame(config, environment, load_tokenizer(config.model.location))
 
 
-def report(found: Checked, frame: Frame, held_out: Mapping[str, str], console: Console) -> bool:
-    """Print the contents and the problems of a file. True when it has questions and no problems."""
+def report(
+    found: Checked, frame: Frame, held_out: Mapping[str, str], earlier: Mapping[str, str], console: Console
+) -> bool:
+    """Print the contents and the problems of a file, and what `earlier` files have too. True when it has questions and
+    no problems."""
     questions, problems = found.questions, [*found.problems, *overlap(found, held_out)]
     console.print(str(found.path), style="bold", markup=False, highlight=False, soft_wrap=True)
     shown = Table(box=None, pad_edge=False)
@@ -115,7 +122,9 @@ def report(found: Checked, frame: Frame, held_out: Mapping[str, str], console: C
         console.print(plain(f"  {problem}", "red"))
     if len(problems) > SHOWN:
         console.print(f"  … and {len(problems) - SHOWN} more")
-    for warning in warnings_of(found):
+    again = overlap(found, earlier)
+    repeated = [f"{_count(len(again), 'question')} of earlier files, first {again[0]}"] if again else []
+    for warning in warnings_of(found) + repeated:
         console.print(plain(f"  {warning}", "yellow"))
     console.print(plain(f"  {known_of(questions)}"))
     if found.unread:

@@ -97,6 +97,15 @@ def test_convert_writes_what_is_read_back(cusearch, write, tmp_path):
     assert load_questions([str(output)]) == load_questions([source])
 
 
+def test_questions_of_two_files_are_warned_of(cusearch, tmp_path):
+    """As a list in data.source they would be trained on twice."""
+    for name, question in (("a", "who wrote it"), ("b", "Who wrote it?")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(GOOD | {"id": name, "question": question}) + "\n")
+    status, output = cusearch("data", "check", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"))
+    assert status == 0
+    assert "1 question of earlier files, first line 1: also asked in" in " ".join(output.split())
+
+
 def test_convert_does_not_write_over_what_it_reads(cusearch, write, tmp_path):
     source = Path(write(GOOD | {"note": "keep me"}))
     before, link = source.read_bytes(), tmp_path / "link.jsonl"
