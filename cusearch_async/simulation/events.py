@@ -137,8 +137,12 @@ class Simulation:
 
     def _announce(self, version: int) -> None:
         _now(self._buffer.announce(version, f"v{version:06d}-e1"))
-        for worker in self._workers:
+        for worker in self._in_any_order():
             self._load(worker, version)
+
+    def _in_any_order(self) -> Iterator[_Worker]:
+        """Whoever comes first takes what it has room for; it is not always the same one, such as a slow one."""
+        return (self._workers[number] for number in self._random.permutation(len(self._workers)))
 
     def _load(self, worker: _Worker, version: int) -> None:
         worker.stood_s += self._durations.load_s
@@ -161,7 +165,7 @@ class Simulation:
         self._read_news = self._run.news
         refused: dict[int, int] = {}
         """Version -> room for which there was nothing: nor is there for another worker with as much."""
-        for worker in self._workers:
+        for worker in self._in_any_order():
             room = self._config.rollout.max_episodes - worker.in_flight
             may_get = worker.version >= 0 and room > refused.get(worker.version, 0)
             if may_get and not self._ask(worker):
