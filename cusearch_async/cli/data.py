@@ -29,7 +29,7 @@ from cusearch_async.types import Question
 SHOWN = 20
 """Most problems of a file that are printed."""
 SAMPLES, MOST_SHOWN = 3, 2_000
-"""Questions of a file that are printed with their prompts."""
+"""Questions of a file that are printed with their prompts, and characters of each text."""
 FILES = ".parquet, .jsonl, .json, .csv or .tsv, or hf:OWNER/NAME/FILE"
 
 

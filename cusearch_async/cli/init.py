@@ -19,6 +19,7 @@ from rich.console import Console
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import shipped_configs, with_overrides
 from cusearch_async.config.section import NAME
+from cusearch_async.data.files import PACKED, SUFFIXES
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.files import refuse_unwritable, write_file
 from cusearch_async.lifecycle.cuda import count_gpus
@@ -26,8 +27,6 @@ from cusearch_async.lifecycle.cuda import count_gpus
 FITTING = {70: "one-gpu-80gb", 40: "one-gpu-48gb", 0: "one-gpu-24gb"}
 """GiB of a GPU, at least -> shipped config."""
 WITHOUT_GPU = "laptop"
-FILES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".gz")
-"""Of what is read from here, not from the Hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ def _remarks(answers: dict[str, str]) -> Iterator[str]:
     if left:
         yield f"as shipped: {', '.join(left)}"
     for option, answer in answers.items():
-        is_local = answer.startswith(("/", ".", "~")) or Path(answer).suffix in FILES
+        is_local = answer.startswith(("/", ".", "~")) or Path(answer).suffix in (*SUFFIXES, PACKED)
         if is_local and ":" not in answer and not Path(answer).expanduser().exists():
             yield f"--{option.replace('_', '-')}: {answer} does not exist yet"
 

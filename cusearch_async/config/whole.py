@@ -114,7 +114,7 @@ class Config(Section):
             near = difflib.get_close_matches(label, [*self.environment][:number], n=1, cutoff=0.85)
             _require(
                 "name" in environment.model_fields_set or not near,
-                f"environment.{label}: did you mean {(near or [''])[0]}? An environment beside it needs its name",
+                f"environment.{label}: did you mean {''.join(near)}? An environment beside it needs its name",
             )
         _require(
             self.evaluated_in in self.environment,

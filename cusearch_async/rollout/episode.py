@@ -86,8 +86,7 @@ class EpisodeRunner:
         self._end_of_text = tokenizer.eos_token or ""
         self._template_arguments = template_arguments
         prompting.check_template(environments, tokenizer, template_arguments)
-        for label, environment in environments.items():
-            prompting.check_frames(label, environment, tokenizer, settings)
+        prompting.check_frames(environments, tokenizer, settings)
         self._generation_prompt = prompting.generation_prompt(tokenizer, template_arguments)
 
     def limit_of(self, question: Question) -> float | None:

@@ -147,9 +147,10 @@ def build_observation(tokenizer: Any, observed: Quoted, settings: EpisodeConfig)
     return before + encode(tokenizer, text, is_foreign=True)[:room] + after
 
 
-def check_frames(label: str, environment: Environment, tokenizer: Any, settings: EpisodeConfig) -> None:
-    """Raises: ConfigError when the environment's text around observations does not fit."""
-    for frame in environment.fixed_texts:
+def check_frames(environments: Mapping[str, Environment], tokenizer: Any, settings: EpisodeConfig) -> None:
+    """Raises: ConfigError when an environment's text around observations does not fit."""
+    frames = ((label, frame) for label, environment in environments.items() for frame in environment.fixed_texts)
+    for label, frame in frames:
         length = len(encode(tokenizer, frame.before)) + len(encode(tokenizer, frame.after))
         if length > settings.max_observation_tokens:
             raise ConfigError(
@@ -168,8 +169,7 @@ def check_lengths(
     """Raises: ConfigError with the number of too long prompts, the first of them, and the fix; also as
     `check_template` and `check_frames`."""
     check_template(environments, tokenizer, arguments)
-    for label, environment in environments.items():
-        check_frames(label, environment, tokenizer, settings)
+    check_frames(environments, tokenizer, settings)
     found = overlong(questions, environments, tokenizer, settings, arguments)
     if not found:
         return

@@ -186,12 +186,13 @@ class Server:
             if made not in self._differences:
                 self._differences = {path: done for path, done in self._differences.items() if path.parent.exists()}
                 self._differences[made] = asyncio.ensure_future(asyncio.to_thread(_make_difference, old, new, made))
-            await asyncio.wait({self._differences[made]}, timeout=SILENCE_S / 3)
-            if not self._differences[made].done():
+            making = self._differences[made]
+            await asyncio.wait({making}, timeout=SILENCE_S / 3)
+            if not making.done():
                 self._put_off[made] = time.monotonic()
                 return web.json_response({}, status=HTTPStatus.ACCEPTED)
             self._put_off.pop(made, None)
-            self._differences[made].result()
+            making.result()
         except (WeightsUnavailable, WriteFailed, OSError, ValueError) as error:
             return web.json_response({"error": first_line(error)}, status=404)
         return _Counted(made, self)

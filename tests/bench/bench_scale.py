@@ -23,13 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.config import Config, load_config
-from cusearch_async.lifecycle.children import start_child
 from cusearch_async.simulation.durations import Durations, Troubles, typical
 from cusearch_async.simulation.events import Outcome, Simulation
-from cusearch_async.transport.server import is_listening, server_command
+from cusearch_async.transport.server import server_command
 from tests.bench import figures
 from tests.bench.scale_real import RealCase
-from tests.conftest import free_port, wait_until
+from tests.conftest import free_port, serving
 
 FIGURES = Path("runs/bench/scale.json")
 DURATIONS = Durations(episode_s=typical(6.0, 15.0), update_s=np.array([8.0]), searches=3.0, publish_s=1.0, load_s=0.5)
@@ -80,7 +79,7 @@ def many_workers_s(workers: int = 10_000) -> float:
 
 def case_of(order: str, trouble: str, url: str, steps: int) -> tuple[Config, int, Durations, Troubles, int]:
     name = re.sub(r"\W+", "-", f"{trouble} {order}")
-    config = config_of(ORDERS[order], 10 * FEW, redis__url=url, run__name=name)
+    config = config_of(ORDERS[order], 10 * FEW, redis__url=url, run__name=name, run__steps=str(steps))
     return config, FEW, DURATIONS, TROUBLES_OF_FEW[trouble], steps
 
 
@@ -112,14 +111,11 @@ def compared(url: str, steps: int) -> dict[str, tuple[float, float]]:
 def in_real_time(steps: int) -> dict[str, Any]:
     """On a Redis of its own."""
     url = f"redis://127.0.0.1:{free_port()}/0"
-    with tempfile.TemporaryDirectory() as folder:
-        server = start_child(server_command(url, Path(folder), None), log_file=Path(folder) / "redis.log")
-        try:
-            wait_until(lambda: is_listening(url), 20)
-            found = compared(url, steps)
-        finally:
-            server.kill()
-            server.wait()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(server_command(url, Path(folder), None), url, Path(folder) / "redis.log"),
+    ):
+        found = compared(url, steps)
     return {"real": found, "largest_error_of_idle_share": max(abs(one - other) for one, other in found.values())}
 
 

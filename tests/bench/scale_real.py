@@ -6,9 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,29 +16,26 @@ from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.simulation.durations import Durations, Troubles
 from cusearch_async.streams import Stream, stream
 from cusearch_async.training.loop import POLL_S
-from cusearch_async.transport.buffer import RedisBuffer
-from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.interface import LearnerBuffer
-from cusearch_async.transport.limits import limits_of
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.interface import LearnerBuffer, WorkerBuffer
 from cusearch_async.types import Question, Trajectory
+from tests.rollout.workers import FakeEngine, FakeSearch
 from tests.strategies import make_trajectory
 
+PATIENCE_S = 60.0
 
-class StandingEngine:
+
+class StandingEngine(FakeEngine):
     """Loads by standing still."""
 
-    sampled_tokens, busy_s, last_token_age_s = 0, 0.0, 0.0
-
     def __init__(self, load_s: float) -> None:
-        self.loaded, self.version, self.stood_s, self._load_s = "", -1, 0.0, load_s
+        super().__init__()
+        self.stood_s, self._load_s = 0.0, load_s
 
     async def load(self, store: object, name: str, check: bool) -> None:
         self.stood_s += self._load_s
         await asyncio.sleep(self._load_s)
-        self.loaded, self.version = name, int(name[1:].split("-", maxsplit=1)[0])
-
-    def active(self) -> contextlib.AbstractAsyncContextManager[None]:
-        return contextlib.nullcontext()
+        await super().load(store, name, check)
 
 
 class TimedRunner:
@@ -70,11 +64,6 @@ class TimedRunner:
         return make_trajectory(ticket, rollout, question_id=question.id, worker=worker, versions=versions)
 
 
-class NoSearch:
-    def status(self) -> dict[str, Any]:
-        return {}
-
-
 class RealCase:
     """One run; its name in the Redis of `config` is its own."""
 
@@ -82,7 +71,6 @@ class RealCase:
         self._config, self._durations, self._troubles, self._steps = config, durations, troubles, steps
         self._slow = round(troubles.slow[0] * workers)
         self._workers = workers
-        self._limits = replace(limits_of(config), steps=steps)
         names = [Question(id=f"q{n}", text="?", answers=("a",), category="x") for n in range(64)]
         self._questions = RunQuestions([(1, names)], config.run.seed)
 
@@ -91,7 +79,10 @@ class RealCase:
         work in a step, with claim and commit."""
         stop = asyncio.Event()
         async with contextlib.AsyncExitStack() as opened:
-            buffers = [await opened.enter_async_context(self._buffer()) for _ in range(self._workers + 1)]
+            buffers = [
+                await opened.enter_async_context(open_buffer(self._config, PATIENCE_S))
+                for _ in range(self._workers + 1)
+            ]
             loops = [self._loop(number, buffer) for number, buffer in enumerate(buffers[1:])]
             async with asyncio.TaskGroup() as tasks:
                 for loop in loops:
@@ -100,19 +91,11 @@ class RealCase:
                 stop.set()
         return found
 
-    @asynccontextmanager
-    async def _buffer(self) -> AsyncIterator[RedisBuffer]:
-        connection = Connection(self._config.redis, patience_s=60)
-        try:
-            yield RedisBuffer(connection, self._config.run.name, self._limits)
-        finally:
-            await connection.close()
-
-    def _loop(self, number: int, buffer: RedisBuffer) -> RolloutLoop:
+    def _loop(self, number: int, buffer: WorkerBuffer) -> RolloutLoop:
         engine = StandingEngine(self._durations.load_s)
         factor = self._troubles.slow[1] if number < self._slow else 1.0
         runner: Any = TimedRunner(engine, self._durations, self._troubles, factor, number)
-        given: Any = engine, None, runner, NoSearch()
+        given: Any = engine, None, runner, FakeSearch()
         return RolloutLoop(f"w{number}", self._config, buffer, *given, self._questions)
 
     async def _learn(self, buffer: LearnerBuffer) -> tuple[float, float]:

@@ -29,6 +29,8 @@ CODE = (
 """Settings that may be package.module:Name."""
 PROGRAMS = "environment.LABEL.command"
 """A setting that is a command line."""
+ENGINE = "rollout.vllm."
+"""The section of vLLM's options: it imports what some of them name."""
 
 
 def add_config(parser: argparse.ArgumentParser, without: str = "", default: str = "", looks: bool = True) -> None:
@@ -101,8 +103,8 @@ def code_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from ((key, name) for name in names if isinstance(name, str) and ":" in name)
         if value and any(re.fullmatch(pattern, key, re.DOTALL) for pattern in programs):
             yield key, " ".join(map(str, names))
-        *section, option, _ = *key.split(".")[:3], ""  # vLLM imports what some of its options name
-        if section == ["rollout", "vllm"] and option not in VllmConfig.model_fields:
+        option = key.removeprefix(ENGINE).partition(".")[0]
+        if key.startswith(ENGINE) and option not in VllmConfig.model_fields:
             yield from ((key, name) for name in names if isinstance(name, str))
 
 
