@@ -60,12 +60,12 @@ $(GPU_VENV)/.complete: requirements/gpu.txt pyproject.toml
 setup-browser:
 	$(if $(filter 0,$(shell id -u)),,sudo )apt-get install -y --no-install-recommends chromium
 
-# the SDKs whose agents are tested, and moto, an S3 server, in a separate environment
+# the SDKs whose agents are tested, moto (an S3 server), and Kubernetes' schemas, in a separate environment
 setup-sdks: $(SDKS_VENV)/.complete
 
 $(SDKS_VENV)/.complete:
 	@$(PYTHON) -m venv $(SDKS_VENV)
-	@$(SDKS_VENV)/bin/pip --disable-pip-version-check install --quiet openai-agents==0.24.0 anthropic==2.14.0 smolagents[openai]==1.26.0 moto[server]==5.2.5
+	@$(SDKS_VENV)/bin/pip --disable-pip-version-check install --quiet openai-agents==0.24.0 anthropic==2.14.0 smolagents[openai]==1.26.0 moto[server]==5.2.5 kubernetes-validate==1.37.0
 	@touch $@
 
 demo: setup

@@ -10,6 +10,7 @@ at once, and its ticket gets a failed attempt, so that it cannot end one worker 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -102,8 +103,9 @@ class RolloutLoop:
         """Whether the worker ended because the run is finished."""
 
     async def run(self, stop: asyncio.Event, is_ready: Callable[[], None] = lambda: None) -> None:
-        """Run until `stop` is set, which the end of the run does too; then release the tickets in flight. `is_ready` is
-        called before the first heartbeat. Raises the first error, not an exception group."""
+        """Run until `stop` is set, which the end of the run does too; then finish the episodes that end within
+        `rollout.drain_s`, and release the tickets of the others. `is_ready` is called before the first heartbeat.
+        Raises the first error, not an exception group."""
         await self._wait_for_weights(stop)
         is_ready()
         self._activity = Activity(weight_loads=1)
@@ -122,10 +124,11 @@ class RolloutLoop:
 
     async def _work(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
-            work = self._follow_run(stop), self._send_heartbeats(stop), self._wake_at(stop)
+            work = self._follow_run(stop), self._send_heartbeats(), self._wake_at(stop)
             helpers = [tasks.create_task(helper) for helper in work]
             try:
                 await self._admit(tasks, stop)
+                await self._drain()
             finally:
                 await end_tasks([*helpers, *self._episodes])
 
@@ -137,7 +140,7 @@ class RolloutLoop:
 
     async def _follow_run(self, stop: asyncio.Event) -> None:
         """Load what is announced, and wake admission at all news of the run."""
-        while not _is_over(stop):
+        while not (self.has_finished or _is_cancelled()):
             await self._load_announced(stop)
             self._may_grant = True
             self._change.set()
@@ -203,6 +206,18 @@ class RolloutLoop:
                 await asyncio.sleep(POLL_S)  # episodes that end meanwhile are handled together
                 await self._change.wait()
 
+    async def _drain(self) -> None:
+        """Finish the episodes in flight, for as long as a worker that was told to stop may take; of a run that is
+        finished nobody needs them."""
+        deadline = time.monotonic() + self._config.rollout.drain_s
+        while self._episodes and (left_s := deadline - time.monotonic()) > 0:
+            if self.has_finished or _is_cancelled():
+                break
+            self._change.clear()
+            await self._release_ended()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._change.wait(), left_s)
+
     async def _request_slots(self) -> list[RolloutSlot]:
         """Slots for the room that this worker has; asks for none while the buffer has no tickets."""
         room = self._config.rollout.max_episodes - (len(self._episodes) - self._putting)
@@ -259,10 +274,10 @@ class RolloutLoop:
         finally:
             self._putting -= 1
 
-    async def _send_heartbeats(self, stop: asyncio.Event) -> None:
+    async def _send_heartbeats(self) -> None:
         """Renew the leases, unless the engine hangs: then the leases run out, and the tickets are requeued."""
         lease_s, hangs = self._config.redis.lease_s, False
-        while not _is_over(stop):
+        while not _is_cancelled():
             age_s = self._engine.last_token_age_s
             if age_s > lease_s and not hangs:
                 log.warning("the engine has produced no token for %.0f s: its tickets will be requeued", age_s)

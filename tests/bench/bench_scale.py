@@ -1,5 +1,5 @@
 """How long the learner waits with 64, 256 and 1,000 workers, in ticket and in deferred order, on a virtual clock; and
-with eight, on the virtual clock and in real time.
+with eight, on the virtual clock and in real time on two hosts (network namespaces, which need root).
 
     python -m tests.bench.bench_scale
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import re
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ from rich.table import Table
 from cusearch_async.config import Config, load_config
 from cusearch_async.simulation.durations import Durations, Troubles, typical
 from cusearch_async.simulation.events import Outcome, Simulation
-from cusearch_async.transport.server import server_command
+from cusearch_async.transport.server import find_redis_server
 from tests.bench import figures
 from tests.bench.scale_real import RealCase
-from tests.conftest import free_port, serving
+from tests.conftest import free_port
+from tests.system.hosts import PASSWORD, Hosts
 
 FIGURES = Path("runs/bench/scale.json")
 DURATIONS = Durations(episode_s=typical(6.0, 15.0), update_s=np.array([8.0]), searches=3.0, publish_s=1.0, load_s=0.5)
@@ -83,48 +85,74 @@ def case_of(order: str, trouble: str, url: str, steps: int) -> tuple[Config, int
     return config, FEW, DURATIONS, TROUBLES_OF_FEW[trouble], steps
 
 
-async def in_turn(cases: Mapping[tuple[str, str], tuple[Any, ...]]) -> dict[tuple[str, str], tuple[float, float]]:
-    """The learner's idle share, and the seconds of its work, in real time; the orders of one trouble at once."""
-    found = {}
+async def take_part(host: str, url: str, steps: int) -> dict[str, tuple[float, float]]:
+    """What one of the two hosts does: host a has the learner and half of the workers, host b the others. On host a the
+    learner's idle share by case, and the seconds of its work. The orders of one trouble run at once."""
+    found: dict[str, tuple[float, float]] = {}
+
+    async def part_of(trouble: str, order: str) -> None:
+        case = RealCase(*case_of(order, trouble, url, steps))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(case.work(range(FEW // 2) if host == "a" else range(FEW // 2, FEW)))
+            if host == "a":
+                found[f"{trouble}, {order}"] = await case.learn()
+
     for trouble in TROUBLES_OF_FEW:
-        shares = await asyncio.gather(*(RealCase(*cases[trouble, order]).idle_and_work() for order in ORDERS))
-        found |= {(trouble, order): share for order, share in zip(ORDERS, shares, strict=True)}
+        await asyncio.gather(*(part_of(trouble, order) for order in ORDERS))
     return found
 
 
-def compared(url: str, steps: int) -> dict[str, tuple[float, float]]:
+def on_two_hosts(steps: int) -> dict[str, tuple[float, float]]:
+    """Each case in real time, on two network namespaces with a Redis of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        hosts = Hosts(Path(folder), "ab")
+        try:
+            if problem := hosts.build():
+                sys.exit(f"bench-scale needs two hosts: {problem}")
+            address, port = hosts.address["a"], str(free_port())
+            redis = [str(find_redis_server()), "--bind", address, "--port", port, "--requirepass", PASSWORD]
+            hosts.start("a", "redis", *redis, "--dir", folder)
+            part = [sys.executable, "-m", "tests.bench.bench_scale", "--real-steps", str(steps)]
+            part += ["--part", f"redis://{address}:{port}/0"]
+            processes = [hosts.start(host, f"part-{host}", *part, host) for host in hosts.address]
+            statuses = [process.wait() for process in processes]
+            if any(statuses):
+                sys.exit(hosts.said())
+            return json.loads(hosts.log("part-a").read_text().splitlines()[-1])
+        finally:
+            hosts.remove()
+
+
+def compared(steps: int) -> dict[str, tuple[float, float]]:
     """Case -> the learner's idle share, simulated (the mean of some seeds, with its work in real time) and in real
     time."""
-    cases = {(trouble, order): case_of(order, trouble, url, steps) for trouble in TROUBLES_OF_FEW for order in ORDERS}
-    real, found = asyncio.run(in_turn(cases)), {}
-    for place, (config, workers, durations, troubles, _) in cases.items():
-        idle, work_s = real[place]
-        measured = replace(durations, update_s=np.array([work_s]))
-        seeds = (Simulation(config, workers, measured, troubles, steps, seed) for seed in range(SEEDS))
-        simulated_share = float(np.mean([one.result().learner_idle for one in seeds]))
-        found[", ".join(place)] = simulated_share, idle
-        said = f"{simulated_share:.1%}, in real time {idle:.1%}; work {work_s:.1f} s a step"
-        Console().print(f"{FEW} workers, {', '.join(place)}: {said}", soft_wrap=True)
+    real, found = on_two_hosts(steps), {}
+    for trouble in TROUBLES_OF_FEW:
+        for order in ORDERS:
+            idle, work_s = real[f"{trouble}, {order}"]
+            config, workers, durations, troubles, _ = case_of(order, trouble, "redis://127.0.0.1:1", steps)
+            measured = replace(durations, update_s=np.array([work_s]))
+            seeds = (Simulation(config, workers, measured, troubles, steps, seed) for seed in range(SEEDS))
+            simulated_share = float(np.mean([one.result().learner_idle for one in seeds]))
+            found[f"{trouble}, {order}"] = simulated_share, idle
+            said = f"{simulated_share:.1%}, in real time {idle:.1%}; work {work_s:.1f} s a step"
+            Console().print(f"{FEW} workers, {trouble}, {order}: {said}", soft_wrap=True)
     return found
-
-
-def in_real_time(steps: int) -> dict[str, Any]:
-    """On a Redis of its own."""
-    url = f"redis://127.0.0.1:{free_port()}/0"
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        serving(server_command(url, Path(folder), None), url, Path(folder) / "redis.log"),
-    ):
-        found = compared(url, steps)
-    return {"real": found, "largest_error_of_idle_share": max(abs(one - other) for one, other in found.values())}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--real-steps", type=int, default=60, help="of each case in real time")
     parser.add_argument("--only-real", action="store_true", help="leave the virtual clock out")
+    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)  # URL HOST: what this starts on each host
     arguments = parser.parse_args()
-    figures.add(FIGURES, in_real_time(arguments.real_steps))
+    if arguments.part:
+        url, host = arguments.part
+        print(json.dumps(asyncio.run(take_part(host, url, arguments.real_steps))))
+        return
+    found = compared(arguments.real_steps)
+    error = max(abs(one - other) for one, other in found.values())
+    figures.add(FIGURES, {"real": found, "largest_error_of_idle_share": error})
     if not arguments.only_real:
         many_workers()
 

@@ -1,11 +1,12 @@
 """A simulated case in real time: the worker's own loop on a real Redis, with episodes, updates and transfers that only
-take their time. What `bench_scale` compares its simulation with."""
+take their time. What `bench_scale` compares its simulation with, on two hosts."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -74,22 +75,20 @@ class RealCase:
         names = [Question(id=f"q{n}", text="?", answers=("a",), category="x") for n in range(64)]
         self._questions = RunQuestions([(1, names)], config.run.seed)
 
-    async def idle_and_work(self) -> tuple[float, float]:
-        """Share of the time that the learner waits, over the steps that the simulation counts; and the seconds of its
-        work in a step, with claim and commit."""
-        stop = asyncio.Event()
-        async with contextlib.AsyncExitStack() as opened:
-            buffers = [
-                await opened.enter_async_context(open_buffer(self._config, PATIENCE_S))
-                for _ in range(self._workers + 1)
-            ]
-            loops = [self._loop(number, buffer) for number, buffer in enumerate(buffers[1:])]
-            async with asyncio.TaskGroup() as tasks:
-                for loop in loops:
-                    tasks.create_task(loop.run(stop))
-                found = await self._learn(buffers[0])
-                stop.set()
+    async def learn(self) -> tuple[float, float]:
+        """The learner's part. Share of the time that it waits, over the steps that the simulation counts; and the
+        seconds of its work in a step, with claim and commit."""
+        async with open_buffer(self._config, PATIENCE_S) as buffer:
+            found = await self._learn(buffer)
+            await buffer.finish()
         return found
+
+    async def work(self, numbers: Iterable[int]) -> None:
+        """The part of these workers, until the learner has finished the run."""
+        async with contextlib.AsyncExitStack() as opened, asyncio.TaskGroup() as tasks:
+            for number in numbers:
+                buffer = await opened.enter_async_context(open_buffer(self._config, PATIENCE_S))
+                tasks.create_task(self._loop(number, buffer).run(asyncio.Event()))
 
     def _loop(self, number: int, buffer: WorkerBuffer) -> RolloutLoop:
         engine = StandingEngine(self._durations.load_s)

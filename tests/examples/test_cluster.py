@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from cusearch_async.cli import check
 from cusearch_async.cli.preflight.gpus import Device
@@ -16,7 +19,8 @@ from cusearch_async.cli.preflight.shapes import shape_of
 from cusearch_async.config import load_config
 from cusearch_async.lifecycle import gpus
 from cusearch_async.processes.start import PROCESSES
-from tests.conftest import SLOW
+from tests.agents.test_sdks import PYTHON as SDK_PYTHON
+from tests.conftest import SLOW, free_port
 
 CLUSTER = Path(__file__).parents[2] / "docs" / "examples" / "cluster"
 FILES = ("slurm.sh", "kubernetes.yaml")
@@ -122,10 +126,64 @@ def test_all_sixteen_workers_of_slurm_get_a_gpu(started_by_slurm, monkeypatch, t
         assert sorted(found) == [str(gpu) for gpu in range(8)]
 
 
+def test_a_worker_of_kubernetes_has_time_to_drain():
+    """Before the pod is killed; and the one that autoscaling adds is the same."""
+    yaml, pods = pytest.importorskip("yaml"), []
+    for name in ("kubernetes.yaml", "autoscale.yaml"):
+        for document in yaml.safe_load_all((CLUSTER / name).read_text(encoding="utf-8")):
+            pod = document["spec"].get("template", {}).get("spec", {})
+            if any("rollout" in container["command"] for container in pod.get("containers", [])):
+                pods.append(pod | {"restartPolicy": ""})
+    one, other = pods
+    assert one == other
+    _, _, _, config, *options = one["containers"][0]["command"]
+    assert config == "/shared/cluster.toml"
+    drain_s = load_config(CLUSTER / "cluster.toml", options).rollout.drain_s
+    assert drain_s + 20 < one["terminationGracePeriodSeconds"]
+
+
+async def test_the_probe_of_the_page_is_right(monkeypatch, tmp_path):
+    """What the manifest runs, against the page of a run without a learner, and of one that is well."""
+    yaml = pytest.importorskip("yaml")
+    documents = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text(encoding="utf-8"))
+    (page,) = next(d for d in documents if d["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
+    *python, script = page["readinessProbe"]["exec"]["command"]
+    assert python == ["python", "-c"]
+    port = free_port()
+    asked = []
+
+    async def health(request):
+        asked.append(request.headers["Authorization"])
+        return web.json_response({}, status=503 if len(asked) == 1 else 200)
+
+    app = web.Application()
+    app.add_routes([web.get("/cluster/healthz", health)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    env = os.environ | {"CUSEARCH_PAGE_TOKEN": "a-token"}
+    for status in (1, 0):
+        text = script.replace("8787", str(port))
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", text, env=env, stderr=subprocess.DEVNULL)
+        assert await process.wait() == status
+    await runner.cleanup()
+    assert asked == ["Bearer a-token"] * 2
+
+
+VALIDATE = SDK_PYTHON.with_name("kubernetes-validate")
+
+
+@pytest.mark.skipif(not VALIDATE.exists(), reason=f"{VALIDATE}: make setup-sdks")
+@pytest.mark.parametrize("name", ["kubernetes.yaml", "autoscale.yaml"])
+def test_kubernetes_knows_every_field(name):
+    subprocess.run([VALIDATE, "--strict", str(CLUSTER / name)], check=True)
+
+
 def test_a_worker_of_kubernetes_gets_the_gpu_of_its_pod_and_ends_with_the_run(monkeypatch, tmp_path):
     yaml = pytest.importorskip("yaml")
     documents = list(yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text(encoding="utf-8")))
-    assert [document["kind"] for document in documents] == ["Service", "StatefulSet", "Service", "Job", "Job"]
+    kinds = ["Service", "StatefulSet", "Service", "Deployment", "Service", "Job", "Job"]
+    assert [document["kind"] for document in documents] == kinds
     job = documents[-1]["spec"]
     pod = job["template"]["spec"]
     assert (job["completions"], job["parallelism"], pod["restartPolicy"]) == (16, 16, "OnFailure")

@@ -23,8 +23,16 @@ def most() -> int:
 
 
 @pytest.fixture
-def parts(atlas_config, buffer_class, most):
-    config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", "--rollout.max_episodes", str(most)])
+def drain_s() -> float:
+    """`rollout.drain_s`."""
+    return 0.0
+
+
+@pytest.fixture
+def parts(atlas_config, buffer_class, most, drain_s):
+    given = {"pool.max_staleness": 1, "rollout.max_episodes": most, "rollout.drain_s": drain_s}
+    words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+    config = load_config(atlas_config, [*SMALL, *words])
     run = MemoryRun()
     buffer, runner = buffer_class(run, make_limits(max_staleness=1)), HeldRunner()
     loop = RolloutLoop("w", config, buffer, FakeEngine(), None, runner, FakeSearch(), QUESTIONS)

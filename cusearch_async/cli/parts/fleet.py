@@ -264,7 +264,8 @@ class Fleet:
         stopping = [child for name, child in self.children.items() if not names or name in names]
         try:
             for prefixes, patience_s in _STAGES:
-                self._end([child for child in stopping if child.name.startswith(prefixes)], patience_s)
+                more_s = self._config.rollout.drain_s if "rollout" in prefixes else 0.0
+                self._end([child for child in stopping if child.name.startswith(prefixes)], patience_s + more_s)
         except KeyboardInterrupt:
             self._kill(stopping)
             raise
