@@ -19,10 +19,11 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -36,7 +37,7 @@ from cusearch_async.errors import ConfigError, WeightsUnavailable, WriteFailed, 
 from cusearch_async.files import put_in_place, remove, writing
 from cusearch_async.http_server import has_token
 from cusearch_async.lifecycle.progress import log_waiting
-from cusearch_async.lifecycle.signals import end_tasks
+from cusearch_async.lifecycle.signals import unless_stopped
 from cusearch_async.weights.difference import write_difference
 from cusearch_async.weights.downloads import PATH, PIECE_BYTES, SILENCE_S, Downloads, downloading
 from cusearch_async.weights.folder import WeightStore
@@ -79,11 +80,26 @@ class HttpTransport:
         """Versions are kept in the folder `downloaded` of weights.folder or run.folder, for all processes with it."""
         folder = self._config.weights_folder.with_name("downloaded")
         async with downloading(self._url, self._config.folder, folder) as downloads:
-            following = [asyncio.ensure_future(downloads.follow_to_the_end())] if needs_last else []
-            try:
+            with self._following(folder) if needs_last else nullcontext():
                 yield downloads
-            finally:
-                await end_tasks(following)
+
+    @contextmanager
+    def _following(self, folder: Path) -> Iterator[None]:
+        """In a thread: while an engine is loaded, the event loop of its process stands still."""
+        loop, ended = asyncio.new_event_loop(), asyncio.Event()
+
+        async def follow() -> None:
+            async with downloading(self._url, self._config.folder, folder) as downloads:
+                await unless_stopped(asyncio.ensure_future(downloads.follow_to_the_end()), ended)
+
+        thread = threading.Thread(target=loop.run_until_complete, args=(follow(),), name="last weights", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+            thread.join()
+            loop.close()
 
 
 @asynccontextmanager

@@ -96,7 +96,7 @@ class Hosts:
         """What it sends, to so many Mbit/s; and of what it receives so much gets lost."""
         limit = ("rate", f"{mbit}mbit", "burst", "64kbit", "latency", "50ms")
         self.inside(host, "tc", "qdisc", "add", "dev", self._end(host), "root", "tbf", *limit)
-        self._filter(host, "loss", f'iifname "{self._end(host)}" numgen random mod 100 lt {loss_percent} drop')
+        self._filter(host, "loss", f'iifname "{self._end(host)}" numgen random mod 100 < {loss_percent} drop')
 
     def cut_off(self, host: str) -> None:
         """Nobody hears of it; connections stay open."""
@@ -108,4 +108,5 @@ class Hosts:
     def _filter(self, host: str, table: str, received: str, sent: str = "accept") -> None:
         chains = (("input", received), ("output", sent))
         told = [f"chain {hook} {{ type filter hook {hook} priority 0; {rule}; }}" for hook, rule in chains]
-        self.inside(host, "nft", f"table inet {table} {{ {' '.join(told)} }}")
+        rules = "\n".join([f"table inet {table} {{", *told, "}"])
+        subprocess.run(["ip", "netns", "exec", self.of(host), "nft", "-f", "-"], input=rules, text=True, check=True)

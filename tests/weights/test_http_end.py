@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import aiohttp
 import pytest
@@ -38,6 +39,28 @@ async def test_a_learner_at_its_end_waits_for_who_needs_the_last_version(site, s
         assert same(await downloads.open(last), tensors(2))
         with pytest.raises(WeightsUnavailable):
             await downloads.open(first)
+
+
+async def test_an_evaluator_that_loads_its_engine_at_the_learners_end_gets_the_last_version(site, servers, monkeypatch):
+    """It began when no learner answered; and then its event loop stands still, here for ever."""
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
+    loaded, holds = threading.Event(), threading.Event()
+
+    async def evaluate() -> None:
+        async with site.host(needs_last=True):
+            holds.set()
+            loaded.wait(60 * SLOW)
+
+    evaluator = asyncio.create_task(asyncio.to_thread(asyncio.run, evaluate()))
+    try:
+        await asyncio.to_thread(holds.wait)
+        async with site.learner.serving():
+            await until(lambda: servers[0].asking == 1)
+            last = site.publish(2)
+        assert site.downloaded() == {last}
+    finally:
+        loaded.set()
+        await evaluator
 
 
 async def test_a_moment_without_room_does_not_lose_the_last_version(site, servers, monkeypatch):
