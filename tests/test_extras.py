@@ -157,17 +157,19 @@ def folder(tmp_path: Path) -> Path:
     ("missing", "extra", "code"),
     [
         ("pandas", "study", cusearch("study", "study.toml")),
-        ("scipy", "study", cusearch("study", "study.toml")),
-        ("pyarrow", "study", cusearch("study", "study.toml")),
+        pytest.param("scipy", "study", cusearch("study", "study.toml"), marks=pytest.mark.slow),
+        pytest.param("pyarrow", "study", cusearch("study", "study.toml"), marks=pytest.mark.slow),
         ("matplotlib", "study", cusearch("runs", "plot", ".")),
-        ("matplotlib", "study", cusearch("runs", "compare", ".", ".")),
+        pytest.param("matplotlib", "study", cusearch("runs", "compare", ".", "."), marks=pytest.mark.slow),
         ("bm25s", "retrieval", run("workers.retriever", "atlas")),
-        ("numba", "retrieval", run("workers.retriever", "atlas")),
+        pytest.param("numba", "retrieval", run("workers.retriever", "atlas"), marks=pytest.mark.slow),
         ("faiss", "retrieval", run("workers.retriever", "atlas", "--retriever.backend", "dense")),
         ("gguf", "gguf", cusearch("data", "model", "a.gguf", "model")),
-        ("pyarrow", "eval", cusearch("data", "check", "a.parquet")),
+        pytest.param("pyarrow", "eval", cusearch("data", "check", "a.parquet"), marks=pytest.mark.slow),
         ("pyarrow", "eval", cusearch("data", "convert", "atlas", "--output", "b.parquet")),
-        ("pyarrow", "eval", run("workers.learner", "atlas", "--data.source", "a.parquet")),
+        pytest.param(
+            "pyarrow", "eval", run("workers.learner", "atlas", "--data.source", "a.parquet"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra_in_one_line(missing: str, extra: str, code: str, folder: Path):

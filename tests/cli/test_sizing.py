@@ -329,6 +329,7 @@ def fits(line: str) -> tuple[str, list[float]]:
     return cells[1], [float(cell) for cell in cells[3:]]
 
 
+@pytest.mark.slow
 def test_the_pages_table_of_what_fits_is_what_check_computes():
     text = (CONFIGS.parent / "docs" / "gpu.md").read_text(encoding="utf-8")
     rows = text.split("| config | model |")[1].split("\n\n")[0].splitlines()[2:]

@@ -52,7 +52,10 @@ def adapter_config(atlas_config: Path, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("tied", "targets"), [(False, ("all-linear",)), (True, ("q_proj", "v_proj", "down_proj"))])
+@pytest.mark.parametrize(
+    ("tied", "targets"),
+    [(False, ("all-linear",)), pytest.param(True, ("q_proj", "v_proj", "down_proj"), marks=pytest.mark.slow)],
+)
 def test_an_adapter_is_swapped_under_running_requests(tied, targets, adapter_config, tmp_path):
     """The first version computes as the model alone. After each swap tokens have the new version, and the
     log-probabilities that a model with the new weights gives them after the same tokens: nothing old is left in the

@@ -28,9 +28,9 @@ LORA = ("--learner.lora.rank", "4")
     [
         (1, 1, "float32", ()),
         (2, 1, "bfloat16", ()),
-        (2, 2, "float32", ()),
+        pytest.param(2, 2, "float32", (), marks=pytest.mark.slow),
         (1, 1, "float32", LORA),
-        (2, 2, "bfloat16", LORA),
+        pytest.param(2, 2, "bfloat16", LORA, marks=pytest.mark.slow),
     ],
 )
 def test_a_learner_that_was_offloaded_makes_the_same_updates_bit_for_bit(tmp_path, ranks, stage, dtype, lora):
@@ -47,6 +47,7 @@ def test_a_learner_that_was_offloaded_makes_the_same_updates_bit_for_bit(tmp_pat
         assert all(torch.equal(held[name], of_moved[name]) for name in held), path.name
 
 
+@pytest.mark.slow
 async def test_an_engine_sleeps_until_it_is_needed_and_the_gpus_are_free(tmp_path):
     from cusearch_async.rollout.engine import Engine
 

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.system
 
 ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"
 STEPS = 4
+EVERY_TIME = {"after claim", "mid-update, publishing", "after commit", "mid-publish", "mid-checkpoint"}
 SETTINGS = {
     "run.steps": STEPS,
     "pool.questions": 4,
@@ -151,7 +152,9 @@ def test_an_update_that_is_another_one_is_told(whole_run: Lives, tmp_path: Path)
     assert "the update of step 1 needs the checkpoint of that step" in output
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [point if point in EVERY_TIME else pytest.param(point, marks=pytest.mark.slow) for point in POINTS]
+)
 def test_a_learner_that_is_killed_anywhere_ends_with_the_same_weights_bit_for_bit(
     lives: Lives, uninterrupted: dict[str, torch.Tensor], point: str
 ):
@@ -294,6 +297,7 @@ def test_a_disk_that_takes_no_more_ends_the_learner_in_one_line_and_the_run_goes
     assert read_starts(lives.folder)[-1].epoch == 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_and_ends_the_learner(lives: Lives):
     """In a paused run, where nothing else moves and nothing has to."""
     settings = [*lives.overrides, "--learner.ranks", "2", "--run.stall_s", "6"]

@@ -50,13 +50,13 @@ def state_of(checkpoint: Path) -> SavedState:
 @pytest.mark.parametrize(
     ("was", "now", "dtype"),
     [
-        ((2, 1), (1, 1), "float32"),
+        pytest.param((2, 1), (1, 1), "float32", marks=pytest.mark.slow),
         ((2, 1), (3, 3), "float32"),
-        ((3, 3), (2, 2), "float32"),
-        ((2, 2), (1, 3), "float32"),
+        pytest.param((3, 3), (2, 2), "float32", marks=pytest.mark.slow),
+        pytest.param((2, 2), (1, 3), "float32", marks=pytest.mark.slow),
         ((3, 3), (1, 0), "float32"),
-        ((1, 0), (2, 1), "float32"),
-        ((2, 3), (1, 0), "bfloat16"),
+        pytest.param((1, 0), (2, 1), "float32", marks=pytest.mark.slow),
+        pytest.param((2, 3), (1, 0), "bfloat16", marks=pytest.mark.slow),
         ((1, 0), (2, 3), "bfloat16"),
     ],
 )

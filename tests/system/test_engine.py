@@ -327,6 +327,7 @@ def test_weights_that_cannot_be_staged_leave_the_engine_with_those_it_has(atlas_
     with_engine(atlas_config, tmp_path, model, body)
 
 
+@pytest.mark.slow
 def test_experts_are_read_before_the_pause_and_packed_in_it(atlas_config, tmp_path):
     """They are packed too, and are no linear layers: such a model has no shadow."""
     store = WeightStore(tmp_path / "store")
@@ -346,6 +347,7 @@ def test_experts_are_read_before_the_pause_and_packed_in_it(atlas_config, tmp_pa
     with_engine(atlas_config, tmp_path, old, body)
 
 
+@pytest.mark.slow
 def test_an_engine_does_not_grow_with_the_versions_it_loads(atlas_config, tmp_path):
     store, model = WeightStore(tmp_path / "store"), wide_model()
     size = sum(parameter.nbytes for parameter in model.parameters())

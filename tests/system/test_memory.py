@@ -173,7 +173,7 @@ def facts_of(folder: Path, model: Path, ranks: int, *overrides: str) -> list[dic
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-@pytest.fixture(scope="module", params=["tied", pytest.param("untied", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["tied", "untied"])
 def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """200 MB of random weights."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -192,6 +192,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
+@pytest.mark.slow
 def test_with_zero_3_no_rank_ever_holds_a_whole_model(large, tmp_path):
     size = (large / "model.safetensors").stat().st_size
     embedding = 8000 * 768 * 4
@@ -209,11 +210,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(("--learner.zero_stage", "3"), marks=pytest.mark.slow),
+        ("--learner.zero_stage", "3"),
         ("--learner.zero_stage", "3", "--learner.reference", "cpu"),
-        pytest.param(("--learner.zero_stage", "1", "--learner.reference", "cpu"), marks=pytest.mark.slow),
+        ("--learner.zero_stage", "1", "--learner.reference", "cpu"),
     ],
 )
+@pytest.mark.slow
 def test_the_reference_says_the_same_wherever_it_waits(tmp_path, plain, overrides):
     """Bit for bit, in float32 on a CPU."""
     found = facts_of(tmp_path, STARTER, 2, *overrides)

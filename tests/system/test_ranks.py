@@ -236,6 +236,7 @@ def test_a_rank_that_is_stopped_is_named_by_all_that_wait_for_it(start_ranks):
     assert [ranks.answer(rank, "failed") for rank in (0, 1)] == [said, said]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_busy_is_named(start_ranks):
     ranks = start_ranks(2, TIMEOUT_S=str(3 * SLOW))
     ranks.say(0, "meet")
@@ -254,6 +255,7 @@ def test_a_rank_that_dies_is_named_at_once(start_ranks):
     assert any(each.startswith("rank 2 (stopped or gone)") for each in said)
 
 
+@pytest.mark.slow
 def test_the_first_rank_ends_last_because_the_store_ends_with_it(start_ranks):
     ranks = start_ranks(2)
     ranks.say(0, "tell one", "end")
@@ -283,7 +285,8 @@ def test_ranks_that_do_not_come_are_named(rank, absent, of_torchrun):
     del store
 
 
-@pytest.mark.parametrize("stage", [*(pytest.param(n, marks=pytest.mark.slow) for n in "012"), "3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", "0123")
 def test_the_collectives_of_deepspeed_have_the_same_time_out(tmp_path, stage):
     """Its group is one of its own; by torch's default a rank would wait for half an hour."""
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -304,7 +307,7 @@ def test_the_collectives_of_deepspeed_have_the_same_time_out(tmp_path, stage):
     assert 2.5 * SLOW < float(waited) < 30 * SLOW
 
 
-@pytest.mark.parametrize("store", ["--standalone", "--master_addr=127.0.0.1"])
+@pytest.mark.parametrize("store", ["--standalone", pytest.param("--master_addr=127.0.0.1", marks=pytest.mark.slow)])
 def test_torchrun_starts_the_ranks_too(tmp_path, store):
     """With a store of torchrun's own, and with the store that rank 0 makes."""
     script = tmp_path / "rank.py"

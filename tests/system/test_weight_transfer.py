@@ -66,8 +66,15 @@ async def served(folder: Path, store: WeightStore) -> AsyncIterator[Downloads]:
         yield downloads
 
 
-@pytest.mark.parametrize("downloaded", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("tied", "downloaded"),
+    [
+        (True, True),
+        (False, False),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
+)
 def test_weights_are_exchanged_while_turns_are_in_flight(tied, downloaded, atlas_config, tmp_path):
     store, models = WeightStore(tmp_path / "store"), [small_model(tied, seed) for seed in (0, 1)]
 
@@ -129,7 +136,7 @@ def test_a_version_is_in_the_engines_process_before_the_pause(in_the_hosts_memor
     with_engine(atlas_config, tmp_path, old, body)
 
 
-@pytest.mark.parametrize("in_the_hosts_memory", [False, True])
+@pytest.mark.parametrize("in_the_hosts_memory", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_weights_of_another_model_end_the_worker(in_the_hosts_memory, atlas_config, tmp_path, monkeypatch):
     store, model = WeightStore(tmp_path / "store"), small_model(True, 0)
     if in_the_hosts_memory:
