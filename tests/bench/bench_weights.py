@@ -5,8 +5,9 @@
 The model is random. The learner is the real one on DeepSpeed, with updates of a few short trajectories; its stop is
 what it waits for the publication: to lend its weights, and before its next optimizer step until they are copied. Beside
 it the same weights are written as this project did before, in the same run: copied, `save_file`, hashed, synced. The
-engine is vLLM's. These figures are medians of VERSIONS versions. The bytes of an adapter are compared with those of its
-model, of 55 million parameters. All go to runs/bench/weights.json.
+engine is vLLM's. These figures are medians of VERSIONS versions. Then versions of 1, 55 and 500 million parameters
+(whole, differences, adapters) go by a folder, HTTP and an object store (weight_ways.py). All figures go to
+runs/bench/weights.json.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ OUTPUT = Path("runs/bench/weights.json")
 ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"
 VERSIONS = 5
 MACHINES = 8
+GAPS = 1000
+SMOKE = "smoke"
 SHAPE = {
     "hidden_size": 896,
     "intermediate_size": 4864,
@@ -121,6 +124,7 @@ async def measure_learner(config: Config) -> dict[str, Any]:
         "published_gb": sum(tensor.nbytes for tensor in tensors.values()) / 1e9,
         "learner_stop_s_500m": statistics.median(stops),
         "learner_stop_s_all": stops,
+        "lent_s_500m": statistics.median(lent.lent_s),
         "canary_s": statistics.median(canaries),
         "publishing_s": statistics.median(publications),
         "update_s": statistics.median(updates),
@@ -130,21 +134,24 @@ async def measure_learner(config: Config) -> dict[str, Any]:
 
 
 class TimedLock:
-    """Counts the seconds that are waited for it."""
+    """Counts the seconds that are waited for it, and those that the parameters are lent."""
 
     def __init__(self, lock: Any) -> None:
         self._lock, self.waited_s = lock, 0.0
+        self._since, self.lent_s = 0.0, list[float]()
 
     def acquire(self) -> None:
         self.waited_s += seconds(self._lock.acquire)
+        self._since = time.perf_counter()
 
     def release(self) -> None:
+        self.lent_s.append(time.perf_counter() - self._since)
         self._lock.release()
 
     __enter__ = acquire
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def __exit__(self, *_: object) -> None:  # the optimizer's step
+        self._lock.release()
 
 
 def as_before(tensors: Any, folder: Path) -> None:
@@ -216,38 +223,6 @@ async def measure_engine(config: Config, newest: str) -> dict[str, Any]:
     }
 
 
-async def measure_download(folder: Path, newest: str) -> dict[str, Any]:
-    """The learner's server and a worker's client in one process, over loopback; and the same version from a folder."""
-    from cusearch_async.weights.http import HttpTransport
-
-    config = settings(folder, weights__transport="http", weights__url=f"http://127.0.0.1:{free_port()}")
-    transport, downloads = HttpTransport(config), []
-    async with transport.serving():
-        for _ in range(VERSIONS):
-            shutil.rmtree(config.weights_folder.with_name("downloaded"), ignore_errors=True)
-            async with transport.source() as source:
-                began = time.perf_counter()
-                opened = await source.open(newest)
-                downloads.append(time.perf_counter() - began)
-        following = publish_after_a_step(transport.store(), opened)
-        async with transport.source() as source:
-            began = time.perf_counter()
-            await source.open(following)
-            difference_s = time.perf_counter() - began
-    (difference,) = transport.store().directory(following).glob("*.from-*")
-    gigabytes = sum(path.stat().st_size for path in opened.directory.iterdir()) / 1e9
-    began = time.perf_counter()
-    await transport.store().open(newest)
-    verified = time.perf_counter() - began
-    return {
-        "download_s": statistics.median(downloads),
-        "verify_s": verified,
-        "download_gb": gigabytes,
-        "difference_s": difference_s,
-        "delta_share_lr1e-6": difference.stat().st_size / (1e9 * gigabytes),
-    }
-
-
 async def measure_fanout(folder: Path, newest: str) -> dict[str, Any]:
     """What the learner sends when machines behind one relay open a version, in sizes of that version."""
     from cusearch_async.weights import http
@@ -277,50 +252,24 @@ async def measure_fanout(folder: Path, newest: str) -> dict[str, Any]:
     return {f"fanout_bytes_of_{MACHINES}": sum(sent) / whole, "fanout_s": time.perf_counter() - began}
 
 
-def publish_after_a_step(store: Any, before: Any, lr: float = 1e-6) -> str:
-    """The version after one step of Adam, which changes every weight by the learning rate: of float32 weights that are
-    somewhere in the interval that bfloat16 rounds to those before."""
-    import torch
-    from safetensors.torch import load_file
-
-    noise, after = torch.Generator().manual_seed(0), {}
-    for name, weights in load_file(before.directory / before.manifest.file).items():
-        place = torch.rand(weights.shape, generator=noise) - 0.5
-        master = weights.float() * (1 + place * 2**-8)
-        changed = (master + lr * torch.randn(weights.shape, generator=noise).sign()).to(weights.dtype)
-        after[name] = torch.where(master.to(weights.dtype) == weights, changed, weights)
-    return store.publish(before.manifest.version + 1, before.manifest.epoch, after, before.manifest.canary)
+# --- sizes, kinds and ways ----------------------------------------------------------------------------
 
 
-# --- an adapter ---------------------------------------------------------------------------------------
+def measure_ways(folder: Path, is_smoke: bool) -> dict[str, Any]:
+    from tests.bench.weight_ways import SHAPES, exact_with_gaps, ways_of
 
-
-def measure_adapter(folder: Path) -> dict[str, Any]:
-    """Bytes of a published version of a model of 55 million parameters in bfloat16: files and manifest, of the whole
-    model and of an adapter of rank 8."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from cusearch_async.config import LoraConfig
-    from cusearch_async.learner.adapter import Adapter
-    from cusearch_async.weights.folder import WeightStore
-    from cusearch_async.weights.interface import Canary
-
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True}
-    shape = Qwen2Config(vocab_size=32_000, hidden_size=512, intermediate_size=2048, num_hidden_layers=10, **heads)
-    model = Qwen2ForCausalLM(shape).to(torch.bfloat16)
-    store, canary = WeightStore(folder / "adapter"), Canary([1], [], 0)
-
-    def size(name: str) -> int:
-        return sum(path.stat().st_size for path in store.directory(name).iterdir())
-
-    def tensors() -> dict[str, Any]:
-        return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-    whole = size(store.publish(0, 1, tensors(), canary))
-    adapter = Adapter.into(model, LoraConfig(rank=8), "random", 0)
-    alone = size(store.publish(1, 1, adapter.by_peft_names(tensors()), canary, adapter=adapter.config))
-    return {"adapter_bytes": alone, "adapter_share": alone / whole}
+    sizes, versions = (["1 M"], 20) if is_smoke else ([*SHAPES], GAPS)
+    found: dict[str, dict[str, float]] = {}
+    for size in sizes:
+        found |= asyncio.run(ways_of(size, folder, ATLAS))
+    of_largest = {kind: found[f"{sizes[-1]}, {kind}, http"]["bytes"] for kind in ("whole", "difference")}
+    of_middle = {kind: found[f"{sizes[-2:][0]}, {kind}, http"]["bytes"] for kind in ("whole", "adapter")}
+    return {
+        "ways": found,
+        "delta_share_lr1e-6": of_largest["difference"] / of_largest["whole"],
+        "adapter_share": of_middle["adapter"] / of_middle["whole"],
+        "versions_bit_exact": asyncio.run(exact_with_gaps(folder, ATLAS, versions)),
+    }
 
 
 # --- all ---------------------------------------------------------------------------------------------
@@ -328,11 +277,9 @@ def measure_adapter(folder: Path) -> dict[str, Any]:
 
 def measure(part: str, folder: Path, newest: str) -> dict[str, Any]:
     configure_process([])
-    if part == "adapter":
-        return measure_adapter(folder)
+    if part == "ways":
+        return measure_ways(folder, newest == SMOKE)
     config = settings(folder)
-    if part == "download":
-        return asyncio.run(measure_download(folder, newest))
     if part == "fanout":
         return asyncio.run(measure_fanout(folder, newest))
     return asyncio.run(measure_learner(config) if part == "learner" else measure_engine(config, newest))
@@ -359,16 +306,12 @@ def table_of(found: dict[str, Any]) -> Table:
     table.add_row(
         "the engine pauses", f"{pause:.2f} s", f"copying {copying:.2f} s: {found['pause_over_copy']:.1f} times"
     )
-    speed = found["download_gb"] / found["download_s"]
-    table.add_row(
-        "another machine opens it (loopback)",
-        f"{found['download_s']:.2f} s, {speed:.2f} GB/s",
-        f"from a folder {found['verify_s']:.2f} s",
-    )
     copies = f"{found[f'fanout_bytes_of_{MACHINES}']:.2f} versions' bytes"
     table.add_row(f"the learner sends, for {MACHINES} machines behind a relay", copies, f"{found['fanout_s']:.1f} s")
-    megabytes = found["adapter_bytes"] / 1e6
-    table.add_row("an adapter of 55 M parameters", f"{megabytes:.1f} MB", f"{found['adapter_share']:.2%} of the model")
+    for way, figures in found["ways"].items():
+        told = f"published in {figures['publish_s']:.2f} s, opened in {figures['open_s']:.2f} s"
+        table.add_row(way, told, f"{figures['bytes'] / 1e6:.2f} MB")
+    table.add_row("bit for bit, of versions opened with gaps", f"{found['versions_bit_exact']}", "")
     return table
 
 
@@ -386,9 +329,8 @@ def main() -> None:
         make_model(Path(name), TINY if arguments.smoke else SHAPE)
         found = in_a_process("learner", Path(name))
         found |= in_a_process("engine", Path(name), found["newest"])
-        found |= in_a_process("download", Path(name), found["newest"])
         found |= in_a_process("fanout", Path(name), found["newest"])
-        found |= in_a_process("adapter", Path(name))
+        found |= in_a_process("ways", Path(name), SMOKE if arguments.smoke else "")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
     console = Console(width=120)
