@@ -71,6 +71,7 @@ FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *LIMITS_IN_REDIS} | {
     "folder",
     "version",
     "announced_by",
+    "pools_end",
     "method_fields",
     "lease_ms",
 }

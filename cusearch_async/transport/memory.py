@@ -111,7 +111,8 @@ class MemoryBuffer:
             run.counts["late_refused"] += 1
             return "late"
         is_full = run.held >= limits.limit or run.held_bytes >= limits.limit_bytes
-        if is_full and ticket >= (run.state.step + 1) * limits.questions:
+        is_needed = ticket < (run.state.step + 1) * limits.questions or ticket in run.reserved.get(run.state.step, ())
+        if is_full and not is_needed:
             return "full"
         run.hold(trajectory.id, Entry(trajectory, "buffered", len(payload)))
         run.counts["finished"] += 1
@@ -369,8 +370,11 @@ class MemoryBuffer:
     async def queues(self, step: int) -> Queues:
         run, (first, last) = self._run, self._limits.due(step)
         due = sum(first <= ticket <= last for ticket in run.ready | run.taken)
+        ready_of_pool = self._limits.ready_of_pool(step, len(run.ready), due)
+        if step in run.reserved:
+            ready_of_pool = len(run.ready & set(run.reserved[step]))
         return Queues(
-            ready_of_pool=self._limits.ready_of_pool(step, len(run.ready), due),
+            ready_of_pool=ready_of_pool,
             ready=len(run.ready),
             leased=len(run.leases),
             requeued=len(run.requeue),

@@ -169,6 +169,8 @@ class MemoryRun:
         emptied = [s for s, pool in self.pools.items() if s >= step and (everything or not pool.ids)]
         if self._known.order == "deferred":
             self.reserved |= {s: self.pools[s].tickets for s in emptied}
+            for s in list(self.reserved):
+                self._open_if_it_must(s, everything)
         tickets = {ticket for s in emptied for ticket in self.pools.pop(s).tickets}
         if everything:
             for id_, entry in list(self.entries.items()):
@@ -179,6 +181,14 @@ class MemoryRun:
         for ticket in sorted(tickets):
             self.attempts.pop(ticket, None)
             self.requeue_ticket(ticket)
+
+    def _open_if_it_must(self, step: int, everything: bool) -> None:
+        """Tickets that are kept for a step are open again when they might not be granted before it is done, or when
+        everything is generated again."""
+        known = self._known
+        most = min(step + known.max_staleness + 1, known.steps) * known.questions
+        if everything or any(ticket >= most for ticket in self.reserved[step]):
+            self.taken -= set(self.reserved.pop(step))
 
     @property
     def _known(self) -> RunLimits:

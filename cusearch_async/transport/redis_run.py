@@ -87,12 +87,17 @@ class RedisRun:
         def count(pipe: Any) -> None:
             pipe.zcount(keys.ready, first, last).zcount(keys.taken, first, last)
             pipe.zcard(keys.ready).zcard(keys.lease).zcard(keys.requeue).hlen(keys.incomplete)
-            pipe.exists(keys.pool_info(step))
+            pipe.exists(keys.pool_info(step)).hget(keys.reserved, step)
 
-        due, taken, *counts, is_claimed = await self.ask_all(count)
+        due, taken, *counts, is_claimed, kept = await self.ask_all(count)
         names = ("ready", "leased", "requeued", "incomplete")
         found = dict(zip(names, counts, strict=True))
         ready_of_pool = self._limits.ready_of_pool(step, found["ready"], due + taken)
+        if kept:  # these, and no others
+            ready_of_pool = sum(
+                place is not None
+                for place in await self.ask(lambda client: client.zmscore(keys.ready, kept.split(b",")))
+            )
         return Queues(is_claimed=bool(is_claimed), ready_of_pool=ready_of_pool, **found)
 
     async def learner(self) -> LearnerStatus | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 from msgspec.structs import replace
@@ -274,3 +275,16 @@ async def test_the_pool_that_is_trained_on_is_told_from_the_one_that_is_waited_f
     await buffer.commit(pool, list(pool.trajectories))
     assert (await buffer.queues(0)).is_claimed
     assert not (await buffer.queues(1)).is_claimed
+
+
+async def test_a_group_that_is_generated_again_keeps_its_size(redis_backend):
+    """Redis has lost the list of a pool: its groups have the sizes that AR3PO gave them."""
+    buffer = await filled(redis_backend)
+    await train(buffer, method=MethodState(sizes={4: 4, 5: 1}))
+    await fill(buffer, await buffer.admit("w", 0, 100))
+    assert await buffer.claim(1) is not None
+    await redis_backend.client.delete(redis_backend.keys.pool(1))
+    heir = await recovered(redis_backend, step=1)
+    await heir.announce(1, "v000001-e2")
+    sizes = Counter(slot.ticket for slot in await heir.admit("w", 1, N * G + 1))
+    assert (sizes[4], sizes[5], sizes[6]) == (4, 1, G)

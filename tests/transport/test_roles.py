@@ -72,7 +72,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def test_a_key_that_the_scripts_of_workers_use_is_theirs_to_write_or_known_as_another_s():
     """Also where Redis is too old to try it."""
     used = {name for part in SCRIPTS_OF_WORKERS for name in re.findall(r"key\('([\w-]+)", script(part))}
-    others = {"limits", "contract", "sizes", "memory"}
+    others = {"limits", "contract", "sizes", "memory", "reserved"}
     assert used - {name.partition(":")[0] for name in WRITTEN_BY_WORKERS} == others
 
 

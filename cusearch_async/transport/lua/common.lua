@@ -202,11 +202,11 @@ local function end_of_pools(step)
   return step
 end
 
--- Delete all keys of the pool of a step.
-local function forget_pool(step)
+-- Delete all keys of the pool of a step. If its groups come `again`, they keep their sizes.
+local function forget_pool(step, again)
   for ticket in string.gmatch(redis.call('HGET', pool_info_key(step), 'tickets') or '', '%d+') do
     for _, id in ipairs(slots_of(ticket)) do redis.call('UNLINK', traj(id), payload(id)) end
-    redis.call('HDEL', key('sizes'), ticket)
+    if not again then redis.call('HDEL', key('sizes'), ticket) end
     redis.call('HDEL', key('incomplete'), ticket)
   end
   redis.call('UNLINK', pool_key(step), pool_info_key(step))

@@ -5,6 +5,11 @@
 --      put: msgpack of {id, staged, depth, version, bytes, {field, value, ...}}
 -- Returns for each put: stored | duplicate (another trajectory has this id) | late (its group is closed, or has no such
 -- slot) | full (try again later) | unstaged (its payload has disappeared: send it again).
+local kept_for_step = {}  -- tickets of the pool that the learner waits for, where they are known
+for ticket in string.gmatch(deferred and redis.call('HGET', key('reserved'), run.step or 0) or '', '%d+') do
+  kept_for_step[ticket] = true
+end
+
 local function refusal(id, ticket, size, staged)
   if redis.call('EXISTS', staged) == 0 then return 'unstaged' end
   if not run.epoch then return 'late' end
@@ -21,7 +26,8 @@ local function refusal(id, ticket, size, staged)
   end
   local held = redis.call('HMGET', key('ledger'), 'buffered', 'bytes')
   local is_full = tonumber(held[1] or '0') >= run.limit or tonumber(held[2] or '0') >= run.limit_bytes
-  if is_full and tonumber(ticket) >= (run.step + 1) * run.questions then return 'full' end
+  local is_needed = tonumber(ticket) < (run.step + 1) * run.questions or kept_for_step[ticket]
+  if is_full and not is_needed then return 'full' end
 end
 
 local another_contract = run.epoch and contract_refusal(ARGV[1])

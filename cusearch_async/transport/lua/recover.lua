@@ -112,9 +112,24 @@ local due = math.max(0, (step - run.defer) * run.questions)  -- the pools before
 local knows_taken = step == 0 or next(was_taken) ~= nil
 if reached < step then redis.call('UNLINK', key('taken'), key('reserved')) end
 local to_requeue = {}
-local function reserve(s, pool)  -- for step s, which will have the same tickets again
-  if deferred then redis.call('HSET', key('reserved'), s, pool.listed) end
+-- Keep tickets for step s, which will have the same again. With other settings some might not be granted before that
+-- step is done, and in a run with another contract all are dissolved: then they are open again. True if they are kept.
+local function reserve(s, listed)
+  local most = math.min(tonumber(s) + run.max_staleness + 1, run.steps) * run.questions
+  local keeps = deferred and not another_contract
+  for ticket in string.gmatch(listed, '%d+') do keeps = keeps and tonumber(ticket) < most end
+  if keeps then
+    redis.call('HSET', key('reserved'), s, listed)
+  else
+    redis.call('HDEL', key('reserved'), s)
+    for ticket in string.gmatch(listed, '%d+') do
+      was_taken[ticket] = nil
+      redis.call('ZREM', key('taken'), ticket)
+    end
+  end
+  return keeps
 end
+for s, listed in pairs(hash(key('reserved'))) do reserve(s, listed) end
 local function generate_again(ticket)
   redis.call('HDEL', key('attempts'), ticket)
   to_requeue[ticket] = true
@@ -132,13 +147,13 @@ for s, pool in pairs(pools) do
     forget_pool(s)
   elseif is_lost then
     count('lost', pool.size)
-    forget_pool(s)
-    reserve(s, pool)
+    forget_pool(s, true)
+    pool.is_open = not reserve(s, pool.listed)
     for _, ticket in ipairs(pool.tickets) do to_requeue[ticket] = true end
   elseif another_contract or pool.size == 0 then
     for _, id in ipairs(pool.ids) do keep_apart(id, OUTDATED) end
     redis.call('UNLINK', pool_key(s), pool_info_key(s))
-    reserve(s, pool)
+    pool.is_open = not reserve(s, pool.listed)
     for _, ticket in ipairs(pool.tickets) do
       somewhere[ticket] = true
       generate_again(ticket)
@@ -201,7 +216,7 @@ if by_tickets then  -- all tickets are somewhere, or taken by the steps before
       end
     end
     for s, pool in pairs(pools) do
-      if s >= step then for _, ticket in ipairs(pool.tickets) do take(ticket) end end
+      if s >= step and not pool.is_open then for _, ticket in ipairs(pool.tickets) do take(ticket) end end
     end
   end
   for ticket = due, next_ticket - 1 do
