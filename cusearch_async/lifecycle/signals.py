@@ -7,8 +7,8 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,23 @@ def ending_at_once(what: str) -> Iterator[None]:
     finally:
         for number, handler in handled.items():
             signal.signal(number, handler)
+
+
+@asynccontextmanager
+async def later(event: asyncio.Event, seconds: float) -> AsyncIterator[asyncio.Event]:
+    """An event that is set so many seconds after another one."""
+    late = asyncio.Event() if seconds else event
+
+    async def follow() -> None:
+        await event.wait()
+        await asyncio.sleep(seconds)
+        late.set()
+
+    following = asyncio.create_task(follow())
+    try:
+        yield late
+    finally:
+        await end_tasks([following])
 
 
 async def unless_stopped(work: asyncio.Future[Any], stop: asyncio.Event) -> bool:

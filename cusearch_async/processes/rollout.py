@@ -11,7 +11,7 @@ from cusearch_async.data.questions import load_run_questions
 from cusearch_async.environments import NoSearch
 from cusearch_async.lifecycle.gpu_share import gpu_lock
 from cusearch_async.lifecycle.progress import log_waiting
-from cusearch_async.lifecycle.signals import ending_at_once, stop_on_signals
+from cusearch_async.lifecycle.signals import ending_at_once, later, stop_on_signals
 from cusearch_async.models import check_model, vocab_size
 from cusearch_async.processes.engines import ask_retriever, open_runner, take_gpus
 from cusearch_async.retrieval.client import SearchClient
@@ -54,9 +54,10 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
         agreed = await ask_retriever(search, config, identity, stop)
         if agreed is None:
             return
-        async with open_buffer(
-            config, config.redis.outage_s, stop, vocab_size(config.model.location), agreed
-        ) as buffer:
+        async with (
+            later(stop, config.rollout.drain_s) as gives_up,  # Redis may be away while it drains
+            open_buffer(config, config.redis.outage_s, gives_up, vocab_size(config.model.location), agreed) as buffer,
+        ):
             await buffer.check_identity()
             with Starting(config, name, agreed).reporting() as starting:
                 starting.does("waiting for its GPUs")

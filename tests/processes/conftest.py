@@ -22,8 +22,9 @@ def make_scene(atlas_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     small = [*SMALL, "--run.folder", str(tmp_path / "run"), "--run.steps", "4", "--eval.every", "2"]
     small += ["--data.source", str(source), "--eval.suite", json.dumps([str(source)])]
 
-    def make(*configs: Path) -> Scene:
-        return Scene(load_config([atlas_config, *configs], small), monkeypatch)
+    def make(*configs: Path, drain_s: float = 0.0) -> Scene:
+        words = [*small, "--rollout.drain_s", str(drain_s)]
+        return Scene(load_config([atlas_config, *configs], words), monkeypatch)
 
     return make
 

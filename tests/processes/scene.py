@@ -77,6 +77,8 @@ class Scene:
         """How many the engine was given."""
         self.vocab_sizes: list[int | None] = []
         """Given to each buffer that was opened."""
+        self.gives_up = asyncio.Event()
+        """Given to the newest one: when it waits for Redis no more."""
         self.stop, self.retriever_answers, self.engine_answers = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.engine_answers.set()
         self.retriever_fails: Exception | None = None
@@ -137,6 +139,7 @@ class Scene:
         identity: Identity = NOBODY,
     ) -> AsyncIterator[Buffer]:
         self.vocab_sizes.append(vocab_size)
+        self.gives_up = stop
         buffer = Buffer(self.run, limits_of(config, vocab_size), identity)
         buffer.scene = self
         yield buffer

@@ -13,6 +13,7 @@ from cusearch_async.errors import ConfigError, ContractMismatch, RetrievalUnavai
 from cusearch_async.models import load_tokenizer, vocab_size
 from cusearch_async.processes.start import worker_name
 from cusearch_async.run.identity import Identity
+from tests.conftest import SLOW
 from tests.fakes import STARTER
 from tests.processes.scene import CLOSED, CONTRACT, RETRIEVER, STARTED
 from tests.rollout.workers import until
@@ -52,6 +53,17 @@ async def test_an_engine_is_started_when_the_retriever_answers_and_closed_at_the
         scene.retriever_answers.set()
         await until(lambda: STARTED in scene.events)
     assert scene.events == [CONTRACT, RETRIEVER, STARTED, CLOSED]
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 0.5])
+async def test_a_worker_waits_for_redis_as_long_as_it_drains(make_scene, drain_s):
+    scene = make_scene(drain_s=drain_s)
+    scene.retriever_answers.set()
+    async with scene.running("rollout"):
+        await until(lambda: STARTED in scene.events)
+        scene.stop.set()
+        assert scene.gives_up.is_set() is (not drain_s)
+        await asyncio.wait_for(scene.gives_up.wait(), 5 * SLOW)
 
 
 @both

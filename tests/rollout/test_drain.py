@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
+import redis
 
+from cusearch_async.config import RedisConfig, load_config
+from cusearch_async.lifecycle.signals import later
+from cusearch_async.rollout.loop import RolloutLoop
+from cusearch_async.transport.buffer import RedisBuffer
+from cusearch_async.transport.connection import Connection
 from tests.conftest import SLOW
-from tests.rollout.workers import BeatingBuffer, until
+from tests.rollout.workers import QUESTIONS, SMALL, BeatingBuffer, FakeEngine, FakeSearch, HeldRunner, until
+from tests.transport.conftest import make_limits
 from tests.transport.filling import start
 
 
@@ -74,3 +82,24 @@ async def test_its_leases_are_renewed_meanwhile(leaving):
         go.set()
     await until(lambda: buffer.tickets == (7,))
     assert not working.done()
+
+
+async def test_a_connection_that_is_lost_meanwhile_costs_no_episode(redis_url, atlas_config):
+    """The worker is told to stop, and Redis closes all connections: it asks again, as at any other time."""
+    config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", "--rollout.drain_s", "1000"])
+    stop, runner = asyncio.Event(), HeldRunner()
+    async with later(stop, config.rollout.drain_s) as gives_up, contextlib.AsyncExitStack() as opened:
+        connection = Connection(RedisConfig(url=redis_url), 60.0, gives_up)
+        opened.push_async_callback(connection.close)
+        buffer = RedisBuffer(connection, "drains", make_limits(max_staleness=1))
+        await start(buffer)
+        loop = RolloutLoop("w", config, buffer, FakeEngine(), None, runner, FakeSearch(), QUESTIONS)
+        working = asyncio.create_task(loop.run(stop))
+        await until(lambda: len(runner.running) == 16)
+        stop.set()
+        with redis.Redis.from_url(redis_url) as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        for go in list(runner.running.values()):
+            go.set()
+        await asyncio.wait_for(working, 20 * SLOW)
+        assert (await buffer.ledger()).buffered == 16
