@@ -150,8 +150,9 @@ class Environment:
     async def final_score(self, episode: Episode) -> Score:
         """The score of an episode, with the reward of the config if it names one.
 
-        Raises: EpisodeFailed when that reward raises anything, or is no finite number."""
-        score, reward = await self.score(episode), self._reward
+        Raises: EpisodeFailed when that reward raises anything, or is no finite number, and for a score of the
+        environment that has other types than a trajectory can hold."""
+        score, reward = self._plain(await self.score(episode)), self._reward
         if reward is None:
             return score
         name = f"the reward {getattr(reward, '__module__', '?')}:{getattr(reward, '__qualname__', reward)}"
@@ -165,3 +166,15 @@ class Environment:
         if not math.isfinite(number):
             raise EpisodeFailed(f"{name} must give a finite number, got {number}")
         return replace(score, reward=number)
+
+    def _plain(self, score: Score) -> Score:
+        """`score` with numbers for bools and numpy's, as comparisons of answers give them."""
+        about = f"{type(self).__module__}:{type(self).__qualname__}.score()"
+        try:
+            numbers = {name: float(getattr(score, name)) for name in ("reward", "em", "f1")}
+            valid, prediction = bool(score.format_valid), score.prediction
+        except (AttributeError, TypeError, ValueError) as error:
+            raise EpisodeFailed(f"{about} must give a Score of numbers, got {score!r:.200}") from error
+        if not (prediction is None or isinstance(prediction, str)):
+            raise EpisodeFailed(f"{about} must give a text or None as its prediction, got {prediction!r:.200}")
+        return Score(**numbers, format_valid=valid, prediction=prediction)

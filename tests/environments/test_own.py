@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from transformers import AutoTokenizer
 
 from cusearch_async.config import EnvironmentConfig, EpisodeConfig, load_config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
-from cusearch_async.environments import NoSearch, Observation, Quoted
+from cusearch_async.environments import NoSearch, Observation, Quoted, Score
 from cusearch_async.errors import ConfigError, EpisodeFailed, InvalidTrajectory
 from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.types import Question
@@ -293,3 +294,39 @@ def test_answers_are_compared_by_the_metric_of_the_environment_and_by_squads_whe
         "plain": "squad",
         "calculator": "squad",
     }
+
+
+class Comparing(Echo):
+    """Scores as people write them."""
+
+    given = Score(reward=0.0)
+
+    async def score(self, episode):
+        return self.given
+
+
+def comparing(score) -> Comparing:
+    environment = Comparing(Comparing.Settings(), EnvironmentConfig(template="{question}").prompt, NoSearch())
+    environment.given = score
+    return environment
+
+
+async def test_what_comparisons_and_numpy_give_is_a_score():
+    """Before: stored, and then quarantined as no trajectory; or the worker ended."""
+    given = Score(reward=True, em=True, f1=np.float32(0.5), format_valid=np.bool_(True), prediction="7")
+    score = await comparing(given).final_score(None)
+    assert score == Score(reward=1.0, em=1.0, f1=0.5, format_valid=True, prediction="7")
+    assert [type(value) for value in (score.reward, score.em, score.f1, score.format_valid)] == [float] * 3 + [bool]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (0.5, "must give a Score of numbers, got 0.5"),
+        (Score(reward="much"), "must give a Score of numbers, got Score"),
+        (Score(reward=1.0, prediction=7), "must give a text or None as its prediction, got 7"),
+    ],
+)
+async def test_another_score_fails_the_episode_and_names_the_environment(given, said):
+    with pytest.raises(EpisodeFailed, match=f"test_own:Comparing.score.. {said}"):
+        await comparing(given).final_score(None)
