@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.config import Config
+from cusearch_async.errors import ConfigError
 from cusearch_async.simulation.durations import Durations, Troubles
 from cusearch_async.streams import Stream, stream
 from cusearch_async.transport.interface import IDLE_S, WorkerStatus
@@ -40,6 +41,8 @@ class _Worker:
     version: int = -1
     life: int = 0
     """How often it has died. Events of an earlier life do not happen."""
+    is_down: bool = False
+    """Between a death and its restart."""
     in_flight: int = 0
     tickets: Counter[int] = field(default_factory=Counter)
     """Leased ticket -> episodes in flight."""
@@ -138,7 +141,8 @@ class Simulation:
     def _announce(self, version: int) -> None:
         _now(self._buffer.announce(version, f"v{version:06d}-e1"))
         for worker in self._in_any_order():
-            self._load(worker, version)
+            if not worker.is_down:
+                self._load(worker, version)
 
     def _in_any_order(self) -> Iterator[_Worker]:
         """Whoever comes first takes what it has room for; it is not always the same one, such as a slow one."""
@@ -159,6 +163,8 @@ class Simulation:
             if worker.tickets:
                 _now(self._buffer.heartbeat(worker.name, list(worker.tickets), _NOTHING))
         self._wake_idle()
+        if self._waits_since is not None:  # a group may have closed with its last attempt
+            self._claim()
         self._at(IDLE_S, self._look)
 
     def _wake_idle(self) -> None:
@@ -250,13 +256,15 @@ class Simulation:
             lost_s = worker.in_flight * self._run.now - worker.began_s
             self._busy_s += self._run.now - worker.busy_since
             self._wasted_s, self._spent_s = self._wasted_s + lost_s, self._spent_s + lost_s
-        worker.life, worker.version, worker.in_flight, worker.asks = worker.life + 1, -1, 0, False
+        worker.life, worker.is_down = worker.life + 1, True
+        worker.version, worker.in_flight, worker.asks = -1, 0, False
         worker.began_s = 0.0
         worker.tickets.clear()
         self._has_room(worker)
         self._at(self._troubles.restart_s, self._join, worker)
 
     def _join(self, worker: _Worker) -> None:
+        worker.is_down = False
         if self._run.state.published >= 0:
             self._load(worker, self._run.state.published)
         self._set_death(worker)
@@ -268,6 +276,12 @@ class Simulation:
         pool = _now(self._buffer.claim(self._step)) if enough else None
         if pool is None:
             return
+        if not pool.trajectories:
+            most = self._config.pool.max_attempts
+            raise ConfigError(
+                f"no episode of step {self._step} ends: {most} workers (pool.max_attempts) died one after the other "
+                "with each of its tickets; give a longer mtbf-s, or shorter episodes"
+            )
         assert self._waits_since is not None
         self._waits.append(self._run.now - self._waits_since)
         self._waits_since = None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
 from cusearch_async.simulation.durations import Durations, Troubles, typical
 from cusearch_async.simulation.events import Simulation
 from cusearch_async.transport.memory import MemoryBuffer
@@ -132,3 +133,20 @@ def test_the_given_quantiles_are_those_of_the_episodes():
     drawn = typical(6.0, 15.0)
     assert np.median(drawn) == pytest.approx(6.0, rel=0.01)
     assert np.quantile(drawn, 0.99) == pytest.approx(15.0, rel=0.02)
+
+
+def test_workers_that_are_down_for_longer_cost_more(simulated):
+    """They came back with the next announcement."""
+    steps_s = [simulated(troubles=Troubles(mtbf_s=100.0, restart_s=down_s)).step_s for down_s in (10.0, 100.0, 400.0)]
+    assert steps_s[0] < steps_s[1] < steps_s[2]
+
+
+def test_a_group_that_closes_with_its_last_attempt_does_not_end_the_run(simulated):
+    """Nobody looked at it, so that the run never ended."""
+    outcome = simulated(durations(20.0, 40.0), Troubles(mtbf_s=40.0), workers=4, max_attempts=2)
+    assert outcome.step_s > 0
+
+
+def test_a_run_of_which_every_episode_dies_is_told(simulated):
+    with pytest.raises(ConfigError, match="no episode of step 0 ends: 5 workers"):
+        simulated(durations(1000.0), Troubles(mtbf_s=5.0), workers=2)
