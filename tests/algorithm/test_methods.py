@@ -309,3 +309,10 @@ def test_sdga_on_mixed_groups_by_hand():
     method = mixed_only("sdga_auto", 3)
     found = method.select(pool, method.decode("", 5), np.random.default_rng(0))
     assert found.indices.tolist() == [2, 3, 7]
+
+
+@pytest.mark.parametrize("name", ["sdga_phase", "random_siblings", "random_tokens"])
+def test_without_mixed_groups_nothing_is_selected(name):
+    """Random tokens took one trajectory: the nearest to no token is one."""
+    pool, method = make_pool([0, 1, 2, 3] * 3, [0.0] * 12, 3), mixed_only(name, 6)
+    assert len(method.select(pool, method.decode("", 5), np.random.default_rng(0)).indices) == 0

@@ -53,7 +53,7 @@ class Hosts:
 
     def inside(self, host: str, *command: str) -> None:
         """Run a command to its end. Raises: CalledProcessError."""
-        subprocess.run(["ip", "netns", "exec", self.of(host), *command], check=True)
+        subprocess.run(["ip", "netns", "exec", self.of(host), *command], check=True, env=os.environ | self.environment)
 
     def start(self, host: str, name: str, *command: str) -> subprocess.Popen[bytes]:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self._end(host)} | self.environment

@@ -23,7 +23,8 @@ class RandomTokens(SdgaPhase):
         order = rng.permutation(len(pool.tokens))
         tokens = np.concatenate([[0], np.cumsum(pool.tokens[order])])
         wanted = pool.tokens[followed.indices].sum()
-        count = max(1, int(np.abs(tokens - wanted).argmin()))
+        least = min(1, len(followed.indices))
+        count = max(least, int(np.abs(tokens - wanted).argmin()))
         return _instead(followed, order[:count])
 
 
