@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 
 from cusearch_async.cli.parts.arguments import add_trust, parsed
-from cusearch_async.config import LOOPBACK, load_config
+from cusearch_async.config import LOOPBACK, given_page_token, load_config
 from cusearch_async.dashboard.kept import SETTINGS
 from cusearch_async.dashboard.page import write_page
 from cusearch_async.dashboard.server import Shown, address_of, application
@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 def token_of_all(runs: list[Shown], host: str) -> str:
     """Who has it sees all of them. Raises: ConfigError where they have none, or several."""
+    if given := given_page_token():
+        return given
     tokens = {run.token() for run in runs}
     token = next(iter(tokens))
     if len(tokens) > 1 or token is None:

@@ -36,6 +36,7 @@ from cusearch_async.config.run import (
 from cusearch_async.config.secrets import (
     LOOPBACK,
     agents_token,
+    given_page_token,
     make_page_token,
     make_weights_token,
     redis_password,

@@ -93,10 +93,10 @@ class WeightsConfig(Section):
     transport: Free[str] = "folder"
     """How workers get weights: `folder`, shared with the learner; `http`, from weights.url; `object`, from
     weights.objects; or a class of your own (`package.module:Name`)."""
-    url: Free[Annotated[str, service_url("http://10.0.0.5:29400", schemes=("http",))] | None] = None
-    """Where the learner listens with weights.transport `http`, like http://10.0.0.5:29400. Its token is
-    CUSEARCH_WEIGHTS_TOKEN, or in the run folder's file weights-token."""
-    upstream: Free[Annotated[str, service_url("http://10.0.0.5:29400", schemes=("http",))] | None] = None
+    url: Free[Annotated[str, service_url("http://10.0.0.5:29400")] | None] = None
+    """Where the learner listens with weights.transport `http`, like http://10.0.0.5:29400; for others perhaps https://,
+    of a proxy before it. Its token is CUSEARCH_WEIGHTS_TOKEN, or in the run folder's file weights-token."""
+    upstream: Free[Annotated[str, service_url("http://10.0.0.5:29400")] | None] = None
     """Where `cusearch worker relay` gets the versions that it serves at weights.url: the learner, or another relay."""
     objects: Free[ObjectsUrl | None] = None
     """The object store of weights.transport `object`, for this run only, like s3://bucket/prefix; also gs:// and

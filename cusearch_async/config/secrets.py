@@ -53,9 +53,14 @@ def make_page_token(folder: Path) -> str:
     return _secret("CUSEARCH_PAGE_TOKEN", file, "the token for changes by the page") or _new_token(file)
 
 
+def given_page_token() -> str | None:
+    """CUSEARCH_PAGE_TOKEN."""
+    return _secret("CUSEARCH_PAGE_TOKEN", None, "")
+
+
 def agents_token() -> str:
     """CUSEARCH_AGENTS_TOKEN. Raises: ConfigError without one."""
-    token = os.environ.get("CUSEARCH_AGENTS_TOKEN")
+    token = _secret("CUSEARCH_AGENTS_TOKEN", None, "")
     if not token:
         raise ConfigError(
             "environment.LABEL.remote needs a token: set CUSEARCH_AGENTS_TOKEN to the same secret for this process and "
@@ -71,7 +76,7 @@ def _new_token(file: Path) -> str:
 
 
 def _secret(variable: str, path: Path | None, what: str) -> str | None:
-    given = os.environ.get(variable)
+    given = os.environ.get(variable, "").strip()  # secrets out of files end with a new line
     if given or path is None:
         return given or None
     try:

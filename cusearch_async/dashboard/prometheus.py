@@ -55,7 +55,8 @@ def _families(
     for name in OF_WORKER if "workers" in live else ():
         found = _family(f"worker/{name}", ["run", "worker"])
         for worker in live["workers"]:
-            found.add_metric([run, worker["name"]], worker[name])
+            is_past = name == "in_flight" and not worker["is_alive"]
+            found.add_metric([run, worker["name"]], 0 if is_past else worker[name])
         yield found
 
 

@@ -143,6 +143,9 @@ def test_on_other_addresses_all_runs_have_one_token(config, tmp_path, monkeypatc
         token_of_all([Shown(tmp_path, None)], "0.0.0.0")
     monkeypatch.setenv("CUSEARCH_PAGE_TOKEN", "given")
     assert token_of_all([own, other], "0.0.0.0") == "given"
+    assert token_of_all([Shown(tmp_path / "not-yet", config)], "0.0.0.0") == "given", "before its learner has begun"
+    monkeypatch.setenv("CUSEARCH_PAGE_TOKEN", "given\n")
+    assert token_of_all([own], "0.0.0.0") == own.token() == "given", "out of a file"
 
 
 def test_a_folder_that_is_no_runs_gets_no_token(config, tmp_path):

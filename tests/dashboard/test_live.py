@@ -81,6 +81,15 @@ def test_prometheus_gets_the_workers(config):
     found = seen(config, WorkerStatus(version=0, in_flight=4, episodes=2))
     text = exposition("demo", {}, [], found).decode()
     assert 'cusearch_worker_episodes{run="demo",worker="w0"} 2.0' in text
+    assert 'cusearch_worker_in_flight{run="demo",worker="w0"} 4.0' in text
+
+
+def test_a_dead_worker_has_no_episodes_for_prometheus(config, monkeypatch):
+    """It would be counted as busy for an hour, and keep autoscaling from replacing it."""
+    monkeypatch.setattr("cusearch_async.transport.interface.ALIVE_S", 0.0)
+    text = exposition("demo", {}, [], seen(config, WorkerStatus(version=0, in_flight=4, episodes=2))).decode()
+    assert 'cusearch_worker_in_flight{run="demo",worker="w0"} 0.0' in text
+    assert 'cusearch_worker_episodes{run="demo",worker="w0"} 2.0' in text
 
 
 def test_it_names_a_worker_without_heartbeat_and_a_run_without_a_learner(config, monkeypatch):

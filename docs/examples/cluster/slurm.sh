@@ -5,8 +5,8 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
 #SBATCH --requeue
-# Nodes 1 and 2: the learner; nodes 3 and 4: a retriever and eight workers each; on node 1 also Redis, and a retriever that
-# the learner checks against its config.
+# Nodes 1 and 2: the learner, each with a retriever, which rank 0 checks (torchrun says where that is); nodes 3 and 4: a
+# retriever and eight workers each; on node 1 also Redis.
 # Before: export CUSEARCH_REDIS_PASSWORD, a random text of your own.
 set -euo pipefail
 : "${CUSEARCH_REDIS_PASSWORD:?export a password for Redis}"
@@ -27,7 +27,7 @@ on "$HEAD" 1 'printf "%s\n" "requirepass $CUSEARCH_REDIS_PASSWORD" "bind * -::*"
     "maxmemory-policy noeviction" | redis-server -'
 REDIS=$!
 
-on "$HEAD" 1 '$START retriever $SETTINGS'
+on "$HEAD,${NODES[1]}" 2 '$START retriever $SETTINGS'
 RETRIEVER=$!
 
 # Each worker takes a GPU of its node that no other worker has. One that fails is started again; when the run has ended,
@@ -44,8 +44,8 @@ kill $RETRIEVER'
 WORKERS=$!
 
 # torchrun starts all ranks again when one fails; they continue from the newest checkpoint.
-on "$HEAD,${NODES[1]}" 2 "torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 --rdzv-backend=c10d \
-    --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$HEAD:29500 --no-python cusearch worker learner $SETTINGS"
+on "$HEAD,${NODES[1]}" 2 "torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 --shutdown-timeout=280 \
+    --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$HEAD:29500 --no-python cusearch worker learner $SETTINGS"
 LEARNER=$!
 
 STATUS=0
