@@ -7,6 +7,7 @@ GOOGLE_APPLICATION_CREDENTIALS, …).
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -48,7 +49,7 @@ class Objects:
         try:
             yield
         except self._errors as error:
-            raise kind(f"{what} {self.url}: {first_line(error)}") from error
+            raise kind(f"{what} {self.url}: {reason_of(error)}") from error
 
     def paths(self) -> list[str]:
         """Of all files. Raises: `unreadable`."""
@@ -88,3 +89,10 @@ class Objects:
         finally:
             for asked in waiting:
                 asked.cancel()
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error; of S3's answers, which are XML, with their code and message."""
+    told = re.findall(r"<(?:Code|Message)>([^<]+)</", str(error))
+    line = first_line(error).partition("<?xml")[0].strip(" :")
+    return ": ".join([line, *told])

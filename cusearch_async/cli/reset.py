@@ -43,7 +43,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         is_in_folder = (folder / "redis").exists() and not is_listening(config.redis.url)
         keys = 0 if is_in_folder else asyncio.run(count_keys(config))
         objects = CheckpointObjects.of(config)
-        elsewhere = len(objects.files()) if objects is not None else 0
+        published = Published.of(config)
+        elsewhere = [
+            (len(objects.files()) if objects is not None else 0, config.learner.checkpoint_objects),
+            (published.count() if published is not None else 0, config.weights.objects),
+        ]
         what = _describe(config, keys, is_in_folder, elsewhere)
         if not what:
             log.info("run %s has no keys in Redis and no folder %s; nothing to delete", config.run.name, folder)
@@ -57,12 +61,41 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             asyncio.run(forget_keys(config))
         if objects is not None:
             objects.forget()
+        if published is not None:
+            published.forget()
         for own in config.folders:
             run_folder.forget(own, keep=() if is_in_folder else ("redis",))
     log.info("deleted run %s: %s", config.run.name, what)
 
 
-def _describe(config: Config, keys: int, is_in_folder: bool, objects: int) -> str:
+class Published:
+    """The versions of weights in an object store."""
+
+    def __init__(self, url: str) -> None:
+        """Raises: ConfigError; MissingExtra."""
+        from cusearch_async.weights.objects import open_objects, versions_in  # noqa: PLC0415  (it loads torch)
+
+        self._objects = open_objects(url)
+        self._versions = versions_in(self._objects)
+
+    @classmethod
+    def of(cls, config: Config) -> Published | None:
+        """None where there are none. Raises: ConfigError; MissingExtra; WeightsUnavailable."""
+        url = config.weights.objects
+        return cls(url) if url and config.weights.transport == "object" else None
+
+    def count(self) -> int:
+        return sum(map(len, self._versions.values()))
+
+    def forget(self) -> None:
+        """Raises: WriteFailed."""
+        from cusearch_async.weights.interface import MANIFEST  # noqa: PLC0415
+
+        for name, files in self._versions.items():
+            self._objects.remove_sealed(name, files, MANIFEST)
+
+
+def _describe(config: Config, keys: int, is_in_folder: bool, elsewhere: list[tuple[int, str | None]]) -> str:
     """The things that will be deleted, in words; empty when there are none."""
     parts = []
     if keys:
@@ -72,8 +105,7 @@ def _describe(config: Config, keys: int, is_in_folder: bool, objects: int) -> st
         with_redis = " (its Redis, which is not running, too)" if is_in_folder and folder == config.folder else ""
         if count := sum(path.is_file() for path in folder.rglob("*")):
             parts.append(f"{count} files in {folder}{with_redis}")
-    if objects:
-        parts.append(f"{objects} files at {config.learner.checkpoint_objects}")
+    parts += [f"{count} files at {url}" for count, url in elsewhere if count]
     return ", ".join(parts)
 
 

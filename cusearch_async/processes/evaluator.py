@@ -16,6 +16,7 @@ from cusearch_async.data.questions import load_eval_questions, load_run_question
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.evaluation.scores import Done, record
 from cusearch_async.evaluation.scoring import due_version, score_all, summarize
+from cusearch_async.files import write_failed
 from cusearch_async.lifecycle.gpu_share import gpu_lock
 from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
 from cusearch_async.processes.engines import ask_retriever, check_policy, open_runner, take_gpus
@@ -44,8 +45,12 @@ async def run(config: Config) -> None:
     questions = load_eval_questions(config)
     tokenizer = check_policy(config, config.model.location)
     identity = identity_of(config, load_run_questions(config).all, tokenizer)
-    async with open_buffer(config, config.redis.outage_s, stop, identity=identity) as buffer:
+    async with open_buffer(config, config.run.wait_s, stop, identity=identity) as buffer:
         await buffer.check_identity()
+    try:
+        config.folder.mkdir(parents=True, exist_ok=True)  # on a machine of its own nobody else makes it
+    except OSError as error:
+        raise write_failed(config.folder, error) from error
     async with (
         SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search,
         transport_of(config).source(needs_last=True) as source,
@@ -96,7 +101,10 @@ class Evaluator:
             if is_finished and done.version >= state.step:
                 log.info("run %s is finished and its last version is scored; the evaluator ends", config.run.name)
                 break
-            version = await self.load_due(state, state.step if is_finished else config.run.steps)
+            loading = asyncio.ensure_future(self.load_due(state, state.step if is_finished else config.run.steps))
+            if not await unless_stopped(loading, stop):
+                break
+            version = loading.result()
             if version is None:
                 await asyncio.sleep(POLL_S)
                 continue

@@ -22,7 +22,7 @@ from cusearch_async.algorithm.tickets import RunQuestions, ticket_limit
 from cusearch_async.config import Config
 from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFailed, InvalidTrajectory, SearchRefused
 from cusearch_async.lifecycle.progress import log_waiting
-from cusearch_async.lifecycle.signals import end_tasks
+from cusearch_async.lifecycle.signals import end_tasks, unless_stopped
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.failures import Failures
@@ -135,7 +135,10 @@ class RolloutLoop:
     async def _wait_for_weights(self, stop: asyncio.Event) -> None:
         await wait_until_announced(self._buffer, lambda: _is_over(stop))
         with log_waiting(log, "waiting for the first weights to be loaded"):
-            while not _is_over(stop) and not await self._load_announced(stop):
+            while not _is_over(stop):
+                loading = asyncio.ensure_future(self._load_announced(stop))
+                if not await unless_stopped(loading, stop) or loading.result():
+                    return
                 await asyncio.sleep(POLL_S)
 
     async def _follow_run(self, stop: asyncio.Event) -> None:

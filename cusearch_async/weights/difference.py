@@ -49,6 +49,9 @@ def restore(base: Path, difference: Path, into: BinaryIO, tensors: ArrivingTenso
 
 
 def _mapped(file: Path) -> NDArray[np.uint8]:
+    """Raises: BadTensorFile."""
+    if not file.stat().st_size:  # what a crash of the machine leaves of a file that was not synced
+        raise BadTensorFile(f"{file} is empty")
     return np.memmap(file, np.uint8, mode="r")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from cusearch_async.config import weights_token
-from cusearch_async.errors import ConfigError, WeightsUnavailable, WriteFailed, first_line
+from cusearch_async.errors import ConfigError, CusearchError, WeightsUnavailable, first_line
 from cusearch_async.files import remove, write_failed
 from cusearch_async.weights.copies import Copies, keep
 from cusearch_async.weights.difference import restore
@@ -72,14 +72,16 @@ class Downloads(Copies):
 
     async def follow_to_the_end(self) -> None:
         """When the learner ends, download the last version, which can then be opened without it."""
-        client, have = secrets.token_hex(8), ""
+        client, have, told = secrets.token_hex(8), "", ""
         while True:
             try:
                 for last in await self.last(client, have):
                     await self.open(last)
                     have = last
-            except (WeightsUnavailable, WriteFailed) as error:
-                log.debug("%s", error)
+            except (CusearchError, OSError) as error:
+                if not isinstance(error, WeightsUnavailable) and str(error) != told:
+                    told = str(error)
+                    log.warning("the last version: %s; will try again", first_line(error))
             await asyncio.sleep(RETRY_S)
 
     async def fetch_difference(self, name: str, manifest: Manifest, folder: Path) -> bool:

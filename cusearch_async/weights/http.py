@@ -37,7 +37,7 @@ from cusearch_async.errors import ConfigError, WeightsUnavailable, WriteFailed, 
 from cusearch_async.files import put_in_place, remove, writing
 from cusearch_async.http_server import has_token
 from cusearch_async.lifecycle.progress import log_waiting
-from cusearch_async.lifecycle.signals import unless_stopped
+from cusearch_async.lifecycle.signals import ending_at_once, unless_stopped
 from cusearch_async.weights.difference import write_difference
 from cusearch_async.weights.downloads import PATH, PIECE_BYTES, SILENCE_S, Downloads, downloading
 from cusearch_async.weights.folder import WeightStore
@@ -257,8 +257,10 @@ async def _notice_silence(request: web.BaseRequest, _: web.StreamResponse) -> No
 
 async def _listen(runner: web.AppRunner, url: str, patience_s: float) -> None:
     host, port = urlsplit(url).hostname or "", urlsplit(url).port or 80
-    deadline = asyncio.get_running_loop().time() + patience_s
-    with log_waiting(log, f"waiting for port {port} of {host} to be free"):
+    if urlsplit(url).scheme != "http":
+        raise ConfigError(f"weights.url {url}: only others may reach it by https, through a proxy; use http here")
+    deadline, waits = asyncio.get_running_loop().time() + patience_s, f"waiting for port {port} of {host} to be free"
+    with log_waiting(log, waits), ending_at_once(waits):
         while True:
             try:
                 await web.TCPSite(runner, host, port).start()
@@ -266,7 +268,7 @@ async def _listen(runner: web.AppRunner, url: str, patience_s: float) -> None:
             except OSError as error:
                 if asyncio.get_running_loop().time() > deadline or error.errno != errno.EADDRINUSE:
                     raise ConfigError(
-                        f"weights.url: the learner cannot listen at {host}, port {port} ({error.strerror}); use an "
+                        f"weights.url: this process cannot listen at {host}, port {port} ({error.strerror}); use an "
                         "address of its machine and a free port"
                     ) from error
             await asyncio.sleep(RETRY_S)

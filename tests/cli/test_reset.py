@@ -260,3 +260,16 @@ def test_the_folder_of_a_living_learner_is_not_deleted_though_its_redis_is_down(
     assert (config.folder / "checkpoints").exists()
     run_reset(atlas_config, overrides, yes=True)
     assert not config.folder.exists()
+
+
+def test_weights_in_an_object_store_go_too(config, atlas_config, overrides, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    (tmp_path / "store").mkdir()
+    objects = Objects(f"file://{tmp_path}/store", "of the test")
+    monkeypatch.setattr("cusearch_async.weights.objects.open_objects", lambda url: objects)
+    for path in ("v000001-e1/manifest.json", "v000001-e1/model.safetensors", "v000002-e1/manifest.json", "mine.txt"):
+        objects.put(path, config.folder / "metrics.jsonl")
+    overrides += ["--weights.transport", "object", "--weights.objects", "s3://bucket/run"]
+    run_reset(atlas_config, overrides, yes=True)
+    assert objects.paths() == ["mine.txt"]
+    assert "3 files at s3://bucket/run" in caplog.text

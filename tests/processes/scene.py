@@ -45,6 +45,7 @@ class Engine(FakeEngine):
         return FakeTurn(list(self._answer), np.full(n, -1.0, np.float32), np.full(n, self.version, np.int32))
 
     async def load(self, store: object, name: str, check: bool) -> None:
+        await self._scene.weights_arrive.wait()
         if self._scene.loading_fails is not None:
             raise self._scene.loading_fails
         await super().load(store, name, check)
@@ -81,6 +82,8 @@ class Scene:
         """Given to the newest one: when it waits for Redis no more."""
         self.stop, self.retriever_answers, self.engine_answers = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.engine_answers.set()
+        self.weights_arrive = asyncio.Event()
+        self.weights_arrive.set()
         self.retriever_fails: Exception | None = None
         self.loading_fails: Exception | None = None
         self.run = MemoryRun()

@@ -195,3 +195,22 @@ async def finished(scene, step: int) -> None:
     await learner.recover(step)
     await learner.announce(step, f"v{step:06d}-e1")
     await learner.finish()
+
+
+@both
+async def test_a_process_that_is_stopped_while_its_weights_arrive_ends(scene, name):
+    """Large ones take minutes, and whoever is not patient kills it."""
+    scene.weights_arrive.clear()
+    scene.retriever_answers.set()
+    await start(scene.learner())
+    async with scene.running(name):
+        await until(lambda: STARTED in scene.events)
+        await asyncio.sleep(0.1)
+    assert scene.events[-1] == CLOSED
+
+
+async def test_an_evaluator_makes_its_folder_before_it_scores(scene):
+    """On a machine of its own nobody else makes it; the scores of the first version were lost."""
+    async with scene.running("evaluator"):
+        await until(lambda: RETRIEVER in scene.events)
+        assert scene.config.folder.is_dir()

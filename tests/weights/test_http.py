@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import resource
 import shutil
+import signal
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +28,7 @@ from cusearch_async.weights.downloads import Downloads
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.http import HttpTransport
 from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS, Canary, OpenedVersion
-from tests.conftest import SLOW, free_port
+from tests.conftest import SLOW, free_port, wait_until
 
 CANARY = Canary([1, 2], [-0.5], 0.1)
 ADAPTER = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
@@ -339,7 +342,7 @@ async def test_a_learner_waits_for_the_port_of_the_one_before(site, monkeypatch)
     monkeypatch.setattr(client, "RETRY_S", 0.01)
 
     with socket.create_server(("127.0.0.1", int(site.url.rpartition(":")[2]))) as taken:
-        with pytest.raises(ConfigError, match=r"weights.url: the learner cannot listen at 127.0.0.1, port \d+ \("):
+        with pytest.raises(ConfigError, match=r"weights.url: this process cannot listen at 127.0.0.1, port \d+ \("):
             async with HttpTransport(site.config("learner", wait_s=0.1)).serving():
                 pass
         asyncio.get_running_loop().call_later(0.2, taken.close)
@@ -350,7 +353,7 @@ async def test_a_learner_waits_for_the_port_of_the_one_before(site, monkeypatch)
 async def test_an_address_of_another_machine_is_refused_at_once(site):
     site.url = "http://192.0.2.1:29400"
 
-    with pytest.raises(ConfigError, match=r"weights.url: the learner cannot listen at 192.0.2.1, port 29400 \("):
+    with pytest.raises(ConfigError, match=r"weights.url: this process cannot listen at 192.0.2.1, port 29400 \("):
         async with HttpTransport(site.config("learner")).serving():
             pass
 
@@ -365,3 +368,47 @@ async def test_a_download_that_is_cancelled_lets_another_begin(site):
         await asyncio.wait([cancelled])
         assert same(await downloads.open(name), tensors(1))
     assert site.downloaded() == {name}
+
+
+async def test_a_copy_that_a_crash_of_the_machine_has_emptied_is_no_base(site):
+    """The next version comes whole. Before: a traceback, at every attempt, and from a relay 500."""
+    async with site.learner.serving(), site.host() as downloads:
+        before = await downloads.open(site.publish(1))
+        (before.directory / before.manifest.file).write_bytes(b"")
+        assert same(await downloads.open(site.publish(2)), tensors(2))
+
+
+async def test_only_others_reach_the_learner_by_https(site):
+    site.url = "https://127.0.0.1:29400"
+    with pytest.raises(ConfigError, match="only others may reach it by https, through a proxy"):
+        async with HttpTransport(site.config("learner")).serving():
+            pass
+
+
+WAITS = """
+import asyncio, sys
+from cusearch_async.lifecycle.signals import stop_on_signals
+from cusearch_async.weights.http import Server, listening
+async def wait():
+    stop_on_signals()
+    async with listening(Server(None, ""), sys.argv[1], 1000):
+        pass
+print("begins", flush=True)
+asyncio.run(wait())
+"""
+
+
+def test_who_waits_for_a_port_ends_when_told_to():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with subprocess.Popen([sys.executable, "-c", WAITS, url], stdout=subprocess.PIPE) as waiting:
+            assert waiting.stdout.readline() == b"begins\n"
+            wait_until(lambda: waits_in_python(waiting.pid), 20)
+            waiting.terminate()
+            assert waiting.wait(20 * SLOW) == 128 + signal.SIGTERM
+
+
+def waits_in_python(pid: int) -> bool:
+    """Whether the process handles SIGTERM."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 
 import aiohttp
@@ -149,3 +150,18 @@ async def test_a_learner_at_its_end_gives_up_a_client_that_cannot_get_the_last_v
     async with site.host(needs_last=True), asyncio.timeout(20 * SLOW), site.learner.serving():
         await until(lambda: servers[0].asking == 1)
     assert site.downloaded() == set()
+
+
+async def test_the_last_version_is_asked_for_again_after_a_wrong_token(site, servers, monkeypatch, caplog):
+    """One that was made elsewhere, until somebody copies that of the run."""
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
+    token = os.environ["CUSEARCH_WEIGHTS_TOKEN"]
+    async with site.learner.serving():
+        monkeypatch.setenv("CUSEARCH_WEIGHTS_TOKEN", "another")
+        async with site.host(needs_last=True):
+            await until(lambda: "the last version: " in caplog.text)
+            monkeypatch.setenv("CUSEARCH_WEIGHTS_TOKEN", token)
+            await until(lambda: servers[0].asking == 1)
+            last = site.publish(1)
+            await servers[0].end()
+    assert site.downloaded() == {last}

@@ -12,7 +12,7 @@ import pytest
 from cusearch_async import objects as module
 from cusearch_async.config import Config, load_config, shipped_configs
 from cusearch_async.errors import ConfigError, MissingExtra, WeightsUnavailable, WriteFailed
-from cusearch_async.objects import Objects
+from cusearch_async.objects import Objects, reason_of
 from cusearch_async.weights import objects as transport_module
 from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS
 from cusearch_async.weights.objects import ObjectCopies, ObjectStore, ObjectTransport, open_objects, versions_in
@@ -264,3 +264,14 @@ def test_the_setting_makes_the_transport_and_what_does_not_fit_is_named(monkeypa
     ):
         with pytest.raises(ConfigError, match=message):
             config(*options)
+
+
+def test_an_error_of_s3_is_told_with_its_code_and_message():
+    """They are in XML, whose first line says nothing."""
+    answer = (
+        'Generic S3 error: 403 Forbidden: <?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>SignatureDoesNotMatch'
+        "</Code><Message>The signature does not match</Message><RequestId>7</RequestId></Error>"
+    )
+    told = "Generic S3 error: 403 Forbidden: SignatureDoesNotMatch: The signature does not match"
+    assert reason_of(OSError(answer)) == told
+    assert reason_of(OSError("no route to host\nmore")) == "no route to host"
