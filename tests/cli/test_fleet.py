@@ -196,13 +196,17 @@ def test_a_closed_terminal_ends_a_launch_in_good_order(config, atlas_config, tmp
     assert said.read_text().split() == ["rollout-0", "learner", "redis"], "each had the time to end"
 
 
-def test_what_does_not_end_in_time_is_killed_and_named(fleet, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize(("drain_s", "in_all"), [(0.0, "0.2"), (0.3, "0.5")])
+def test_what_does_not_end_in_time_is_killed_and_named(fleet, tmp_path, monkeypatch, caplog, drain_s, in_all):
+    """A worker that drains has that time, too."""
     monkeypatch.setattr(fleets, "_STAGES", ((("rollout",), 0.2),))
+    rollout = fleet._config.rollout.model_copy(update={"drain_s": drain_s})
+    fleet._config = fleet._config.model_copy(update={"rollout": rollout})
     child = start(fleet, tmp_path, "rollout-0", GOODBYE, "rollout-0", tmp_path / "said", 600)
     wait_until(lambda: "ready" in child.log.read_text(), 20)
     fleet.stop()
     assert child.process.returncode == -signal.SIGKILL
-    assert "rollout-0 did not end within 0.2 s; killed" in caplog.text
+    assert f"rollout-0 did not end within {in_all} s; killed" in caplog.text
 
 
 ENGINE = "(EngineCore pid=7) ERROR 11-21 [core.py:9] RuntimeError: Unsupported CPU attention configuration: head_dim=16"
