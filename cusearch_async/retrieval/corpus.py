@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import itertools
 import json
@@ -137,7 +138,9 @@ def _read_line(line: bytes, where: str) -> Passage:
     try:
         row = json.loads(line.decode("utf-8-sig"))  # which drops the mark at the beginning of a file
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5,000 digits; nesting
-        raise ConfigError(f"{where}: is not JSON: {error}") from error
+        is_utf_16 = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        remedy = "; it seems to be UTF-16: save it as UTF-8" if is_utf_16 else ""
+        raise ConfigError(f"{where}: is not JSON: {error}{remedy}") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
     text = next((row[name] for name in _TEXTS if isinstance(row.get(name), str) and row[name].strip()), None)

@@ -308,6 +308,8 @@ CASES = [
     Case("a file for the run", "cusearch launch atlas --run.folder y --redis.url $dead", r"run\.folder y .*; choose",
          files={"y": ""}),
     Case("a system folder", "cusearch launch atlas --run.folder /proc/x --redis.url $dead", r"/proc/x .*; choose"),
+    Case("export of another kind", "cusearch buffer export atlas --run.name known --redis.url $redis --output a.csv",
+         r"--output must be a \.jsonl file, got a\.csv"),
     Case("export into a file", "cusearch buffer export atlas --run.name known --redis.url $redis --output y/o.jsonl",
          r"--output y/o\.jsonl cannot be written: .*; choose another", files={"y": ""}),
     Case("convert into a file", "cusearch data convert atlas --output y/o.parquet",

@@ -87,6 +87,7 @@ def test_a_title_and_a_text_are_a_passage(write, row):
         ("c.json", b"[]", r"c\.json is empty"),
         ("c.json", None, r"cannot read .*c\.json"),
         ("c.json.gz", b"[]", r"cannot read .*c\.json\.gz: Not a gzipped file"),
+        ("c.jsonl", '{"id": 1}'.encode("utf-16"), r"line 1: is not JSON: .*; it seems to be UTF-16: save it as UTF-8"),
         ("c.jsonl", b'{"id": 1, "body": "x"}', r"'contents' must be non-blank text, got None; its fields are id, body"),
     ],
 )
