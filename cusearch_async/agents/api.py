@@ -163,8 +163,8 @@ async def body_of(request: web.Request) -> Any:
     """Raises: Refused."""
     try:
         return await request.json()
-    except (ValueError, RecursionError) as error:
-        raise Refused("the body is not JSON") from error
+    except (ValueError, RecursionError, LookupError, web.RequestPayloadError) as error:
+        raise Refused("the body is not JSON") from error  # or of no known charset or encoding
     except web.HTTPRequestEntityTooLarge as error:
         raise Refused(f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", status=413) from error
 

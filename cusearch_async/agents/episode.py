@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 from cusearch_async.agents.api import MODEL
@@ -153,8 +154,10 @@ def _checked(result: object, name: str) -> str | float | None:
             raise EpisodeFailed(f"{name} returned an answer of {len(result)} characters, more than {MOST_CHARACTERS}")
         return without_surrogates(result)
     with suppress(OverflowError):
-        if result is None or (isinstance(result, float | int) and math.isfinite(result)):
-            return result
+        if result is None:
+            return None
+        if isinstance(result, Real) and math.isfinite(result):  # numpy's numbers, too
+            return float(result)
     raise EpisodeFailed(f"{name} must return a text, a finite number or None, got {result!r:.100}")
 
 

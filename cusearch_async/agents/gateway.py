@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -139,6 +140,7 @@ class Gateway:
             await runner.cleanup()
             raise
         self._runner = runner
+        _reach_without_proxy(self._address.hostname or LOOPBACK[0])
         host = self._address.hostname or LOOPBACK[0]
         self._url = f"http://{LOOPBACK[0] if host in ANYWHERE else host}:{port}"
 
@@ -215,3 +217,11 @@ class Gateway:
 
 def _api_of(request: web.Request) -> Any:
     return _APIS.get(request.path.partition("/v1/")[2], chat)
+
+
+def _reach_without_proxy(host: str) -> None:
+    """For clients in this process and in programs that it starts: many send all requests to a proxy that the
+    environment names, this machine's own, too."""
+    for variable in ("NO_PROXY", "no_proxy"):
+        known = [name for name in os.environ.get(variable, "").split(",") if name]
+        os.environ[variable] = ",".join(dict.fromkeys([*known, *LOOPBACK, host]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,20 @@ class ChatPolicy:
             log.info("%s", text)
 
 
+_TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "integer": lambda value: (
+        not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
+    ),
+    "boolean": lambda value: isinstance(value, bool),
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+    "null": lambda value: value is None,
+}
+"""Of JSON Schema -> whether a value is of it."""
+
+
 @dataclass(slots=True)
 class _Row:
     """One history of the program, and its newest request."""
@@ -71,7 +85,12 @@ class _Row:
     def is_answered(self, request: TurnRequest) -> bool:
         """Whether it is this row's newest request, sent again."""
         mine = self.request
-        return mine is not None and (mine.messages, list(mine.tools)) == (request.messages, list(request.tools))
+        return mine is not None and _asked(mine) == _asked(request)
+
+
+def _asked(request: TurnRequest) -> tuple[Any, ...]:
+    """What an answer depends on."""
+    return request.messages, list(request.tools), request.max_tokens, request.stops
 
 
 class Turns:
@@ -252,9 +271,24 @@ def _mistake(calls: Sequence[ToolCall], tools: Tools, is_cut: bool) -> str:
     for call in calls:
         if call.name not in required:
             return f"it called {call.name!r:.100}, which is no tool of the request"
-        if not isinstance(call.parsed, dict) or not required[call.name] <= call.parsed.keys():
+        is_whole = isinstance(call.parsed, dict) and required[call.name] <= call.parsed.keys()
+        if not is_whole or not _have_their_types(call.parsed, tools, call.name):
             return f"it called {call.name} with {call.arguments!r:.100}"
     return ""
+
+
+def _have_their_types(arguments: Mapping[str, Any], tools: Tools, name: str) -> bool:
+    """Whether arguments are of the types that the tool's JSON schema gives them, as far as it does."""
+    parameters = next(tool["function"].get("parameters") for tool in tools if tool["function"]["name"] == name)
+    given = parameters.get("properties") if isinstance(parameters, dict) else None
+    schemas = given if isinstance(given, dict) else {}
+    for argument, value in arguments.items():
+        schema = schemas.get(argument)
+        kinds = schema.get("type") if isinstance(schema, dict) else None
+        named = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
+        if named and set(named) <= _TYPES.keys() and not any(_TYPES[kind](value) for kind in named):
+            return False
+    return True
 
 
 def _required(tool: Mapping[str, Any]) -> set[str]:

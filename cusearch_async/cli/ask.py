@@ -57,6 +57,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     configure_process([])
     refuse_idle_cuda()
     gold = (arguments.gold,) if arguments.gold else ()
+    if config.retriever.backend == "zerosearch" and not gold:
+        raise ConfigError("give the right answer as --gold: with retriever.backend zerosearch searches depend on it")
     question = Question(
         id="asked", text=arguments.question, answers=gold, category="asked", environment=config.evaluated_in
     )

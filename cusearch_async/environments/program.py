@@ -92,5 +92,5 @@ class _End:
 
     @property
     def last_line(self) -> str | None:
-        lines = [line.strip() for line in self.text.splitlines() if line.strip()]
+        lines = [line.strip() for line in self.text.split("\n") if line.strip()]  # an answer may hold U+2028
         return lines[-1] if lines else None

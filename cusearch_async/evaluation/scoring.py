@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 EVAL_TICKETS = 1 << 40
 """Evaluation episodes count from here, so that their random numbers are not those of training."""
 
+ATTEMPTS = 3
+"""At an episode that fails, as in a run; one that fails each time ends the evaluation."""
 RESAMPLES = 1000
 
 Scores = dict[str, dict[str, Any]]
@@ -41,7 +43,8 @@ async def evaluate(
 ) -> list[Trajectory]:
     """One episode per question, in their order; `temperature` 0 is greedy. Each `rollout` has separate random numbers.
 
-    Raises: ConfigError before the first episode when a question does not fit."""
+    Raises: ConfigError before the first episode when a question does not fit; EpisodeFailed for one that fails each
+    time."""
     runner.check(questions)
     room = asyncio.Semaphore(concurrency)
     done, logged = 0, time.monotonic()
@@ -49,7 +52,7 @@ async def evaluate(
     async def one(number: int, question: Question) -> Trajectory:
         nonlocal done, logged
         async with room:
-            trajectory = await runner.run(question, EVAL_TICKETS + number, rollout, "evaluation", temperature)
+            trajectory = await _with_attempts(runner, question, EVAL_TICKETS + number, rollout, temperature)
         done += 1
         if time.monotonic() - logged > LOG_EVERY_S:
             log.info("finished %d of %d episodes", done, len(questions))
@@ -59,6 +62,22 @@ async def evaluate(
     async with asyncio.TaskGroup() as tasks:
         episodes = [tasks.create_task(one(number, question)) for number, question in enumerate(questions)]
     return [task.result() for task in episodes]
+
+
+async def _with_attempts(
+    runner: EpisodeRunner, question: Question, ticket: int, rollout: int, temperature: float
+) -> Trajectory:
+    """Raises: EpisodeFailed that names the question, after the last attempt."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            async with asyncio.timeout(runner.limit_of(question)):
+                return await runner.run(question, ticket, rollout, "evaluation", temperature)
+        except (EpisodeFailed, SearchRefused, TimeoutError) as error:
+            why = str(error) or "it took longer than episode.timeout_s"
+            if attempt == ATTEMPTS:
+                raise EpisodeFailed(f"question {question.id} failed {ATTEMPTS} times: {why}") from error
+            log.warning("question %s failed (%s); it is asked again", question.id, why)
+    raise AssertionError
 
 
 def summarize(trajectories: Sequence[Trajectory], questions: Sequence[Question], metric: Metric = "squad") -> Scores:

@@ -56,7 +56,7 @@ async def ask(rows: list[dict[str, Any]], config: Config) -> list[dict[str, Any]
 
 
 def main(source: Path, target: Path, configs: list[Path]) -> None:
-    rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in source.read_text(encoding="utf-8").split("\n") if line.strip()]
     found = asyncio.run(ask(rows, load_config(configs)))
     target.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found), encoding="utf-8")
     print(f"{len(found)} demonstrations of {len(rows)} questions in {target}")

@@ -22,6 +22,7 @@ def work(address: str) -> None:
             heard = time.monotonic()
             if task is not None:
                 run(task)
+                heard = time.monotonic()
         except OSError as error:  # the worker is not there, or the episode has ended without us
             print(f"{address}: {error}", flush=True)
             time.sleep(1)

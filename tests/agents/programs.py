@@ -216,6 +216,16 @@ async def samples_three(task: Task) -> str:
     return replies[-1].choices[0].message.content or ""
 
 
+async def asks_for_more(task: Task) -> str:
+    """Asks again for a turn that was cut, with more tokens, as a client that numbers no attempts."""
+    body: dict = {"messages": [{"role": "user", "content": task.question}]}
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {task.api_key}"}) as session:
+        for most in (1, 100):
+            async with session.post(f"{task.base_url}/chat/completions", json=body | {"max_tokens": most}) as response:
+                (choice,) = (await response.json())["choices"]
+    return str(choice["message"]["content"])
+
+
 async def asks_for_ever(task: Task) -> str:
     """The same, without a client that says how often."""
     body = {"messages": [{"role": "user", "content": task.question}]}
@@ -233,7 +243,7 @@ async def trusts_the_policy(task: Task) -> str:
         reply = await client.chat.completions.create(model=task.model, messages=messages, tools=[SEARCH])
         assert reply.choices[0].finish_reason != "length"
         (call,) = reply.choices[0].message.tool_calls
-        return {"search": json.loads}[call.function.name](call.function.arguments)["query"]
+        return {"search": json.loads}[call.function.name](call.function.arguments)["query"].strip()
 
 
 async def changes_temperature(task: Task) -> str:

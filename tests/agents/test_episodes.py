@@ -138,6 +138,12 @@ async def test_a_request_that_is_sent_again_gets_the_same_turn():
     assert (len(scene.policy.requests), trajectory.turns) == (1, 1)
 
 
+async def test_a_request_for_more_tokens_is_another_one():
+    """Before: the turn that was cut came again."""
+    trajectory = await Scene(["5 it is", "5"], "asks_for_more").run()
+    assert (trajectory.turns, trajectory.prediction) == (2, "5")
+
+
 async def test_a_reward_of_the_agents_own():
     trajectory = await Scene([calling("Pinsk"), "x"], "rewards_itself").run()
     assert (trajectory.reward, trajectory.em, trajectory.prediction) == (0.25, 0, None)
@@ -163,6 +169,8 @@ async def test_a_program_that_asks_the_same_for_ever_is_stopped():
         ('<tool_call>{"name": "look", "arguments": {"query": "x"}}</tool_call>', "KeyError: 'look'"),
         ('<tool_call>{"name": "search", "arguments": {"q": "x"}}</tool_call>', "KeyError: 'query'"),
         ('<tool_call>{"name": "search", "arguments": "x"}</tool_call>', "TypeError"),
+        ('<tool_call>{"name": "search", "arguments": {"query": null}}</tool_call>', "AttributeError"),
+        ('<tool_call>{"name": "search", "arguments": {"query": ["x"]}}</tool_call>', "AttributeError"),
     ],
 )
 async def test_a_program_that_fails_at_the_policys_mistake_ends_the_episode_without_an_answer(turn, said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import aiohttp
 import pytest
@@ -32,9 +33,10 @@ async def find(query):
     return [query, "é"]
 
 
-async def post(url: str, body, key: str) -> tuple[int, dict]:
+async def post(url: str, body, key: str, **more: str) -> tuple[int, dict]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    headers |= {name.replace("_", "-"): value for name, value in more.items()}
     async with aiohttp.request("POST", f"{url}/v1/chat/completions", data=data, headers=headers) as response:
         return response.status, await response.json()
 
@@ -79,6 +81,22 @@ async def test_what_cannot_be_honoured_is_refused_by_name(body, field, message):
         assert message in answer["error"]["message"]
         assert session.refusal == answer["error"]["message"]
         assert (await post(url, HELLO, key))[1]["choices"][0]["message"]["content"] == "Hello?", "the session lasts"
+
+
+@pytest.mark.parametrize("header", [{"Content_Type": "application/json; charset=nope"}, {"Content_Encoding": "gzip"}])
+async def test_a_body_of_no_known_charset_or_encoding_is_refused(header):
+    """Before: 500, and a traceback in the worker's log."""
+    async with Gateway(SETTINGS).session(echo, find) as (_, url, key):
+        status, answer = await post(url, HELLO, key, **header)
+        assert (status, "not JSON" in answer["error"]["message"]) == (400, True)
+
+
+async def test_programs_reach_it_where_all_else_goes_through_a_proxy(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "intranet")
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with Gateway(SETTINGS).session(echo, find):
+        assert os.environ["NO_PROXY"] == "intranet,127.0.0.1,localhost,::1"
+        assert os.environ["no_proxy"] == "127.0.0.1,localhost,::1"
 
 
 @pytest.mark.parametrize(

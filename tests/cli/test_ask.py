@@ -38,6 +38,11 @@ def test_what_cannot_be_asked_is_refused_in_one_line(config, cusearch, words, sa
     assert said in status
 
 
+def test_a_simulator_of_searches_needs_the_right_answer(config, cusearch):
+    words = ("What?", "--checkpoint", "atlas", "--retriever.backend", "zerosearch")
+    assert "give the right answer as --gold" in cusearch("ask", str(config.folder), *words)[0]
+
+
 def test_a_folder_of_no_run_is_refused(cusearch, tmp_path):
     assert "is not the folder of a run" in cusearch("ask", str(tmp_path), "What?")[0]
 

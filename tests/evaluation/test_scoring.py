@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 from dataclasses import replace
@@ -14,9 +15,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cusearch_async.cli.eval import table
 from cusearch_async.cli.launch import is_complete
 from cusearch_async.config import load_config
-from cusearch_async.errors import SearchRefused, WriteFailed
+from cusearch_async.errors import EpisodeFailed, SearchRefused, WriteFailed
 from cusearch_async.evaluation.scores import Done, record
-from cusearch_async.evaluation.scoring import FIGURES, bootstrap, due_version, score_all, summarize
+from cusearch_async.evaluation.scoring import (
+    EVAL_TICKETS,
+    FIGURES,
+    bootstrap,
+    due_version,
+    evaluate,
+    score_all,
+    summarize,
+)
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.transport.interface import RunState
@@ -234,6 +243,9 @@ class FakeRunner:
     def check(self, questions):
         pass
 
+    def limit_of(self, question):
+        return None
+
     async def run(self, question, ticket, rollout, worker, temperature):
         return make_trajectory(ticket, rollout)
 
@@ -244,5 +256,41 @@ async def test_a_version_whose_search_is_refused_is_not_scored_and_the_next_one_
             raise SearchRefused("the retriever refuses the search for 'x' (422)")
 
     assert await score_all(Refused(), QUESTIONS, 7, 2) is None
-    assert "version 7 is not scored: the retriever refuses the search for 'x' (422)" in caplog.text
+    assert re.search(r"version 7 is not scored: question nq/\d failed 3 times: the retriever refuses", caplog.text)
     assert len(await score_all(FakeRunner(), QUESTIONS, 8, 2)) == len(QUESTIONS)
+
+
+class Failing:
+    """Its episodes fail some times, or hang."""
+
+    def __init__(self, failures: int, hangs: bool = False) -> None:
+        self.left, self.hangs = failures, hangs
+
+    def check(self, questions):
+        """All fit."""
+
+    def limit_of(self, question):
+        return 0.05
+
+    async def run(self, question, ticket, rollout, worker, temperature):
+        if question == QUESTIONS[3] and self.left:
+            self.left -= 1
+            if self.hangs:
+                await asyncio.sleep(3600)
+            raise EpisodeFailed("no route to host")
+        return EPISODES[ticket - EVAL_TICKETS]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_an_episode_that_fails_is_tried_again(hangs):
+    """One failure lost all others; one that hung, hung the evaluation."""
+    assert await evaluate(Failing(2, hangs), QUESTIONS, 0.0, 8) == EPISODES
+
+
+@pytest.mark.parametrize(
+    ("hangs", "why"), [(False, "no route to host"), (True, "it took longer than episode.timeout_s")]
+)
+async def test_a_question_that_fails_each_time_is_named(hangs, why):
+    with pytest.raises(ExceptionGroup) as failed:
+        await evaluate(Failing(3, hangs), QUESTIONS, 0.0, 8)
+    assert str(failed.value.exceptions[0]) == f"question nq/3 failed 3 times: {why}"
