@@ -72,7 +72,7 @@ def outcomes_of(plan: Plan, tables: Tables) -> dict[Measure, list[Outcome]]:
 
 def _tested(claim: Claim, measure: Measure, plan: Plan, tables: Tables) -> Iterator[Outcome]:
     for context, runs in plan.contexts(claim.part, claim.named).items():
-        about = [run for run in runs if any(has(run.config, side) for side in claim.sides)]
+        about = [run for run in runs if any(has(run, side) for side in claim.sides)]
         rows = _claimed(claim, measure, runs, tables)
         is_over = all(run.id in tables.statuses for run in about)
         yield Outcome(claim, measure, context, estimate(np.array(rows)), len({run.seed for run in about}), is_over)
@@ -92,7 +92,7 @@ def _gains(
         {
             run.seed: contributions(tables.answers_of(run), measure)
             for run in runs
-            if has(run.config, side) and tables.statuses.get(run.id) == "done"
+            if has(run, side) and tables.statuses.get(run.id) == "done"
         }
         for side in claim.sides
     )

@@ -101,7 +101,7 @@ class Claim(Section):
         """Those where more is claimed, and the others; else all."""
         if not self.more_where:
             return [list(runs)]
-        return [[run for run in runs if has(run.config, self.more_where) == there] for there in (True, False)]
+        return [[run for run in runs if has(run, self.more_where) == there] for there in (True, False)]
 
 
 class StudyFile(Section):
@@ -144,7 +144,7 @@ class Plan:
     def differing(self, part: str) -> list[str]:
         """The settings that differ between the runs of a part."""
         runs = self.of(part)
-        return [key for key in self.varied if len({str(value_of(run.config, key)) for run in runs}) > 1]
+        return [key for key in self.varied if len({str(found_in(run.config, key)) for run in runs}) > 1]
 
     def contexts(self, part: str, named: Collection[str]) -> dict[Context, list[PlannedRun]]:
         """The runs of a part, by their values of the settings that differ in it and are not `named`."""
@@ -155,7 +155,7 @@ class Plan:
         same = [key for key in self.varied if key not in part.settings]
 
         def shared(run: PlannedRun) -> tuple[Any, ...]:
-            return run.seed, *(str(value_of(run.config, key)) for key in same)
+            return run.seed, *(str(found_in(run.config, key)) for key in same)
 
         others = {shared(run): run.id for run in self.of(part.beside)}
         found = {run.id: others.get(shared(run), run.id) for run in self.of(part.name)}
@@ -214,7 +214,7 @@ def _check_baselines(plan: Plan) -> None:
             raise ConfigError(f"{name}: baseline {missing[0]} is the same in all runs; it must differ in some part")
     for part in plan.parts:
         baseline, about = plan.baseline(part), f"part {part.name!r}"
-        if not any(has(run.config, baseline) for run in plan.of(part.name)):
+        if not any(has(run, baseline) for run in plan.of(part.name)):
             raise ConfigError(f"{about} has no run with its baseline: {_listed(baseline)}")
         for runs in plan.contexts(part.name, baseline).values():
             _check_questions(about, runs)
@@ -223,13 +223,15 @@ def _check_baselines(plan: Plan) -> None:
 def _check_claim(claim: Claim, plan: Plan) -> None:
     """Raises: ConfigError unless each of its sides is one run, for each seed and setting of what it does not name."""
     about = f"claim {claim.text!r}: part {claim.part!r}"
+    for key in {*claim.better, *claim.than, *claim.more_where} - {*plan.varied}:
+        value_of(next(iter(plan.runs.values())).config, key)
     for name, side in (("better", claim.better), ("than", claim.than), ("more_where", claim.more_where)):
-        if not any(has(run.config, side) for run in plan.of(claim.part)):
+        if not any(has(run, side) for run in plan.of(claim.part)):
             raise ConfigError(f"{about} has no run with its {name}: {_listed(side)}")
     for runs in plan.contexts(claim.part, claim.named).values():
         _check_questions(about, runs)
         for half, side in itertools.product(claim.halves(runs), claim.sides):
-            seeds = Counter(run.seed for run in half if has(run.config, side))
+            seeds = Counter(run.seed for run in half if has(run, side))
             if max(seeds.values(), default=0) > 1:
                 raise ConfigError(
                     f"{about} has several runs of one seed with {_listed(side)}: both sides of a claim must name the "
@@ -237,7 +239,7 @@ def _check_claim(claim: Claim, plan: Plan) -> None:
                 )
     for one in claim.reported:
         contexts = plan.contexts(claim.part, claim.named).values()
-        if not any(has(runs[0].config, one.where) for runs in contexts) or claim.named & {*one.where}:
+        if not any(has(runs[0], one.where) for runs in contexts) or claim.named & {*one.where}:
             raise ConfigError(f"{about} is tested in no such setting as its reported where: {_listed(one.where)}")
 
 
@@ -264,13 +266,18 @@ def _listed(settings: dict[str, Value]) -> str:
 def grouped(runs: Sequence[PlannedRun], keys: Sequence[str]) -> dict[Context, list[PlannedRun]]:
     found: dict[Context, list[PlannedRun]] = {}
     for run in runs:
-        found.setdefault(tuple((key, value_of(run.config, key)) for key in keys), []).append(run)
+        found.setdefault(tuple((key, found_in(run.config, key)) for key in keys), []).append(run)
     return found
 
 
-def has(config: Config, settings: dict[str, Value]) -> bool:
-    """Raises: ConfigError for an unknown setting."""
-    return all(plain(value_of(config, key)) == value for key, value in settings.items())
+def has(run: PlannedRun, settings: dict[str, Value]) -> bool:
+    """Whether a run has these values, as its config holds them or as the study file writes them (1e-6 as a text, a path
+    with ~)."""
+    return all(is_value(run, key, value) for key, value in settings.items())
+
+
+def is_value(run: PlannedRun, key: str, value: Value) -> bool:
+    return run.settings.get(key) == value or plain(found_in(run.config, key)) == value
 
 
 def plain(value: Any) -> Value:
@@ -326,9 +333,17 @@ def value_of(config: Config, key: str) -> Any:
     return found
 
 
+def found_in(config: Config, key: str) -> Any:
+    """The same, but None for a setting that this config does not have: those of own methods, for example."""
+    try:
+        return value_of(config, key)
+    except ConfigError:
+        return None
+
+
 def _overrides(settings: dict[str, Value]) -> list[str]:
     return [word for key, value in settings.items() for word in (f"--{key}", _text(value))]
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, bool | list) else str(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list) else str(value)

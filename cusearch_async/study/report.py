@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from cusearch_async.errors import packages_of
 from cusearch_async.files import write_file
@@ -88,7 +90,9 @@ def figures_of(plan: Plan, tables: Tables) -> dict[str, tuple[Curve, list[Varian
 
 def _figure(part: Part, context: str, curve: Curve) -> str:
     words = [part.name, *context.replace(",", "").split(), *filter(None, [curve.name])]
-    return "-".join(words).replace("/", "-") + ".png"
+    name = re.sub(r"[^\w.-]+", "-", "-".join(words))
+    shorter = f"{name[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())[:8]}"
+    return (name if len(name.encode()) <= 100 else shorter) + ".png"
 
 
 def _head(plan: Plan, tables: Tables) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def _launch(plan: Plan, run: PlannedRun, where: Path) -> tuple[str, float]:
 
 def _command(plan: Plan, run: PlannedRun, where: Path) -> list[str]:
     own = {
-        "run.name": f"{plan.study.name}-{run.id}",
+        "run.name": re.sub(r"[^A-Za-z0-9_.-]", "-", f"{plan.study.name}-{run.id}"),  # an own method has a colon
         "run.folder": str(where),
         "redis.url": f"redis://127.0.0.1:{free_port()}/0",
         "retriever.url": f"http://127.0.0.1:{free_port()}",

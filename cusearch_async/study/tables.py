@@ -22,7 +22,7 @@ from cusearch_async.files import write_file
 from cusearch_async.metrics.files import read_metrics, read_scores
 from cusearch_async.run.folder import METRICS, SCORES
 from cusearch_async.run.history import epochs_and_steps, read_starts
-from cusearch_async.study.plan import Plan, PlannedRun, value_of
+from cusearch_async.study.plan import Plan, PlannedRun, found_in
 
 with packages_of("study"):
     import pandas as pd
@@ -137,9 +137,15 @@ def done(run: PlannedRun, plan: Plan, folder: Path, wall_s: float) -> Tables:
 
 
 def _settings(run: PlannedRun, plan: Plan) -> dict[str, Any]:
-    varied = {key: value_of(run.config, key) for key in plan.varied}
-    cells = {key: ", ".join(map(str, value)) if isinstance(value, tuple) else value for key, value in varied.items()}
+    cells = {key: _cell(found_in(run.config, key)) for key in plan.varied}
     return {"run": run.id, "seed": run.seed, "parts": " ".join(run.parts), **cells}
+
+
+def _cell(value: Any) -> Any:
+    """As a column of a table holds it."""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from cusearch_async.study.plan import Part, Plan, PlannedRun, grouped, has, plain, value_of
+from cusearch_async.study.plan import Part, Plan, PlannedRun, grouped, has, is_value
 from cusearch_async.study.statistics import Estimate, Matrix, by_version, contributions, estimate
 from cusearch_async.study.tables import Tables
+
+LONGEST = 40
+"""Characters of a value in names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +53,18 @@ def variants_of(part: Part, plan: Plan, tables: Tables) -> dict[str, list[Varian
 
 def _place(variant: Variant, part: Part, own: Sequence[str]) -> list[int]:
     """Of its values in the grid of the part, which may share runs with a part before it."""
-    values = {key: plain(value_of(variant.planned[0].config, key)) for key in own if key in part.grid}
-    return [list(part.grid[key]).index(value) for key, value in values.items()]
+    run = variant.planned[0]
+    grids = {key: part.grid[key] for key in own if key in part.grid}
+    return [
+        next((n for n, value in enumerate(grid) if is_value(run, key, value)), len(grid)) for key, grid in grids.items()
+    ]
 
 
 def _variant(name: str, baseline: dict[str, Any], runs: Sequence[PlannedRun], tables: Tables) -> Variant:
     planned = sorted(runs, key=lambda run: run.seed)
     statuses = [tables.statuses.get(run.id) for run in planned]
     done = [run for run, status in zip(planned, statuses, strict=True) if status == "done"]
-    is_baseline = bool(baseline) and has(planned[0].config, baseline)
+    is_baseline = bool(baseline) and has(planned[0], baseline)
     return Variant(name, is_baseline, planned, done, statuses.count("failed"))
 
 
@@ -70,7 +77,13 @@ def _said(key: str, value: Any) -> str:
     name = key.rsplit(".", maxsplit=1)[-1]
     if isinstance(value, bool):
         return name if value else f"not {name}"
-    return str(value) if key == "method.name" else f"{name} {value}"
+    return _short(value) if key == "method.name" else f"{name} {_short(value)}"
+
+
+def _short(value: Any) -> str:
+    """A prompt template is a setting, too."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({xxhash.xxh3_64_hexdigest(str(value).encode())[:6]})"
 
 
 def matrix(runs: Sequence[PlannedRun], measure: str, tables: Tables) -> Matrix:

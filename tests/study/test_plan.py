@@ -72,7 +72,7 @@ def test_a_new_setting_of_the_program_makes_no_run_another_one(tmp_path, monkeyp
 def test_a_baseline_is_compared_by_value(tmp_path, value):
     plan = plan_of(tmp_path, ('{ "pool.max_staleness" = 2 }', f'{{ "pool.max_staleness" = {value} }}'))
     baseline = plan.baseline(plan.parts[1])
-    assert [has(run.config, baseline) for run in plan.of("staleness")].count(True) == 2
+    assert [has(run, baseline) for run in plan.of("staleness")].count(True) == 2
 
 
 @pytest.mark.parametrize(
