@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cusearch_async.alarms.firing import Alarm, alarms_of
-from cusearch_async.alarms.history import History
+from cusearch_async.alarms.history import History, Limits
 from cusearch_async.alarms.rules import RULES
 from cusearch_async.metrics.table import names
 from tests.planted_troubles import FAULTS, LIMITS, TROUBLE_AT, Row, healthy_runs
@@ -112,3 +112,23 @@ def test_rules_read_metrics_that_there_are_and_say_what_to_do():
         assert rule.remedy.endswith(".")
         assert rule.look.format(run="runs/demo", step=1).startswith("cusearch ")
     assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+def fired(*rows: dict) -> list[tuple[str, str]]:
+    limits = Limits(64, 1.0, 1e12, 1e-4)
+    found = alarms_of([{"step": step, "epoch": 1} | row for step, row in enumerate(rows)], History(limits))
+    return [(alarm.rule.name, alarm.evidence) for alarm in found]
+
+
+def test_a_run_that_selects_nothing_has_nothing_to_learn():
+    """DAPO's filter leaves no group of equal rewards to count."""
+    nothing = {"groups/zero_variance_share": 0.0, "selection/budget_filled": 0.0}
+    assert ("nothing_to_learn", "nothing was selected, as no group's rewards differ") in fired(*[nothing] * 4)
+
+
+def test_a_spike_is_seen_behind_a_step_without_a_gradient():
+    norms = [{"train/grad_norm": 0.05}] * 14 + [{"train/grad_norm": 1.5}]
+    norms[9] = {}
+    assert ("large_gradient", "norm 1.50, usually 0.05, clipped at 1") in fired(*norms)
+    early = fired({"train/grad_norm": 0.1}, {"train/grad_norm": 5.0})
+    assert ("large_gradient", "norm 5.00, clipped at 1") in early

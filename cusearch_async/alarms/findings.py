@@ -5,6 +5,8 @@ rule fires. `reward/right_minus_wrong` is newer than those runs."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -97,8 +99,12 @@ def reward_ignores_answers(h: History) -> Finding:
 
 
 def nothing_to_learn(h: History) -> Finding:
-    equal = h.of("groups/zero_variance_share")
-    return Finding(in_a_row(equal > 0.9, 3), lambda n: f"{equal[n]:.0%} of the selected in groups of equal rewards")
+    equal, empty = h.of("groups/zero_variance_share"), h.of("selection/budget_filled") == 0
+    told = "nothing was selected, as no group's rewards differ"
+    return Finding(
+        in_a_row((equal > 0.9) | empty, 3),
+        lambda n: told if empty[n] else f"{equal[n]:.0%} of the selected in groups of equal rewards",
+    )
 
 
 def reward_falls(h: History) -> Finding:
@@ -112,9 +118,15 @@ def large_gradient(h: History) -> Finding:
     norm = h.of("train/grad_norm")
     usual = np.full(len(norm), np.nan)
     if len(norm) > LOOK_BACK:
-        usual[LOOK_BACK:] = np.median(sliding_window_view(norm[:-1], LOOK_BACK), axis=1)
+        with warnings.catch_warnings(action="ignore"):  # of windows without any
+            usual[LOOK_BACK:] = np.nanmedian(sliding_window_view(norm[:-1], LOOK_BACK), axis=1)
     fires = (norm > 2 * h.limits.grad_clip) | ((norm > 10 * usual) & (usual > 0))
-    return Finding(fires, lambda n: f"norm {norm[n]:.2f}, usually {usual[n]:.2f}, clipped at {h.limits.grad_clip:g}")
+
+    def told(n: int) -> str:
+        usually = "" if math.isnan(usual[n]) else f", usually {usual[n]:.2f}"
+        return f"norm {norm[n]:.2f}{usually}, clipped at {h.limits.grad_clip:g}"
+
+    return Finding(fires, told)
 
 
 def drifts(h: History) -> Finding:

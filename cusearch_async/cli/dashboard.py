@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cusearch_async.cli.parts.arguments import add_trust, parsed
 from cusearch_async.config import LOOPBACK, given_page_token, load_config
-from cusearch_async.dashboard.kept import SETTINGS
+from cusearch_async.dashboard.kept import SETTINGS, names_of
 from cusearch_async.dashboard.page import write_page
 from cusearch_async.dashboard.server import Shown, address_of, application
 from cusearch_async.errors import ConfigError, first_line
@@ -86,13 +86,3 @@ def shown(path: Path, overrides: list[str]) -> Shown:
     except ConfigError as error:  # of another version, perhaps
         log.warning("%s: its Redis is not looked into: %s", path, first_line(error))
         return Shown(path, None)
-
-
-def names_of(folders: list[Path]) -> list[str]:
-    """For their addresses: the names of the folders, numbered where they are equal."""
-    names: list[str] = []
-    for folder in folders:
-        name = folder.resolve().name
-        numbered = (name, *(f"{name}-{number}" for number in range(2, len(folders) + 2)))
-        names.append(next(one for one in numbered if one not in names))
-    return names

@@ -20,7 +20,7 @@ from cusearch_async.cli.parts.arguments import add_trust
 from cusearch_async.cli.parts.figure import draw, draw_together, refuse_format
 from cusearch_async.cli.parts.terminal import cut, plain
 from cusearch_async.config.section import NAME
-from cusearch_async.dashboard.kept import FAILED, KeptRun
+from cusearch_async.dashboard.kept import FAILED, KeptRun, names_of
 from cusearch_async.errors import ConfigError, first_line, packages_of
 from cusearch_async.files import put_in_place, refuse_unwritable, writing, writing_output
 from cusearch_async.metrics import tracking
@@ -172,8 +172,8 @@ def _figures(runs: Sequence[KeptRun]) -> Table:
     last = common[-max(1, len(common) // 5) :]
     shown = Table(title=f"means of steps {last[0]} to {last[-1]}", title_justify="left")
     shown.add_column("")
-    for run in runs:
-        shown.add_column(run.folder.name, justify="right", overflow="fold")
+    for name in names_of([run.folder for run in runs]):
+        shown.add_column(name, justify="right", overflow="fold")
     for name, text in COMPARED.items():
         shown.add_row(text, *(_mean([row for row in run.rows if row["step"] in last], name) for run in runs))
     shown.add_row("EM, held-out, last", *("–" if run.last_em is None else f"{run.last_em:.3f}" for run in runs))
@@ -207,7 +207,8 @@ def export(arguments: argparse.Namespace, _: list[str]) -> None:
     if output.suffix != ".parquet":
         raise ConfigError(f"--output must be a .parquet file, got {output}")
     refuse_unwritable(output, "--output")
-    rows = [row for folder in arguments.folders for row in long_form(KeptRun.read(folder))]
+    named = zip(arguments.folders, names_of(arguments.folders), strict=True)
+    rows = [row for folder, name in named for row in long_form(KeptRun.read(folder), name)]
     kinds = {"run": pa.string(), "step": pa.int64(), "metric": pa.string(), "depth": pa.int64(), "value": pa.float64()}
     table = pa.Table.from_pylist(rows, pa.schema(kinds))
     with writing_output(output, "--output"):
@@ -255,7 +256,7 @@ def fork(arguments: argparse.Namespace, _: list[str]) -> None:
     log.info("%s", shlex.join(["cusearch", "launch", str(run.folder / "config.toml"), *words]))
 
 
-def long_form(run: KeptRun) -> Iterator[dict[str, Any]]:
+def long_form(run: KeptRun, name: str) -> Iterator[dict[str, Any]]:
     """A row for each figure: run, step, metric, depth (null where it is not by depth) and value. Scores of held-out
     questions are metrics `eval/CATEGORY/FIGURE`, at the version that was scored."""
     for row in run.rows:
@@ -263,9 +264,9 @@ def long_form(run: KeptRun) -> Iterator[dict[str, Any]]:
             by_depth = value if isinstance(value, list) else [value]
             for depth, one in enumerate(by_depth):
                 if isinstance(one, int | float) and metric not in PLACE:
-                    at = {"run": run.folder.name, "step": row["step"], "metric": metric}
+                    at = {"run": name, "step": row["step"], "metric": metric}
                     yield at | {"depth": depth if isinstance(value, list) else None, "value": float(one)}
     for scored in run.scores:
         for metric, figure in scores_of(scored).items():
-            at = {"run": run.folder.name, "step": scored["step"], "metric": metric}
+            at = {"run": name, "step": scored["step"], "metric": metric}
             yield at | {"depth": None, "value": figure}

@@ -97,3 +97,13 @@ def history_of(settings: Mapping[str, Any], before: KeptRun | None) -> History |
         return None
     known = before.history if before else None
     return known if known is not None and known.limits == limits else History(limits)
+
+
+def names_of(folders: list[Path]) -> list[str]:
+    """The names of the folders, numbered where they are equal."""
+    names: list[str] = []
+    for folder in folders:
+        name = folder.resolve().name
+        numbered = (name, *(f"{name}-{number}" for number in range(2, len(folders) + 2)))
+        names.append(next(one for one in numbered if one not in names))
+    return names

@@ -386,6 +386,16 @@ def test_figures_are_exported_as_a_table_with_a_row_for_each(make_run, tmp_path,
         cusearch(capsys, "runs", "export", str(config.folder), "--output", "figures.csv")
 
 
+def test_runs_whose_folders_have_the_same_name_are_told_apart(make_run, tmp_path, capsys):
+    """Copied from two hosts: any average by run was of both."""
+    folders = [make_run("one", steps=1).folder]
+    folders.append(tmp_path / "elsewhere" / folders[0].name)
+    shutil.copytree(folders[0], folders[1])
+    output = tmp_path / "figures.parquet"
+    cusearch(capsys, "runs", "export", *map(str, folders), "--output", str(output))
+    assert {row["run"] for row in parquet.read_table(output).to_pylist()} == {"one", "one-2"}
+
+
 def test_a_step_without_a_record_is_told(make_run, capsys):
     with pytest.raises(ConfigError, match="has no record of step 4; it has none"):
         cusearch(capsys, "trace", str(make_run("one").folder), "--step", "4")

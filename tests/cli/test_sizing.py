@@ -278,7 +278,7 @@ def test_the_hosts_memory_is_that_of_all_ranks():
     parameters = QWEN_3B.parameters
     loading, held, writing = sizing.host_bytes(QWEN_3B, config_of())
     assert (loading, held) == (4 * 2 * 2 * parameters, 0)
-    assert writing == sizing.checkpoint_bytes(QWEN_3B, "bfloat16")
+    assert writing == sizing.checkpoint_bytes(QWEN_3B, config_of())
     offloaded = sizing.host_bytes(QWEN_3B, config_of(f"{OFFLOAD}optimizer.device", "cpu", ranks=1))
     assert offloaded[1:] == (20 * parameters, 20 * parameters + writing)
     divided, _, _ = sizing.host_bytes(QWEN_3B, config_of("--learner.zero_stage", "3"))
@@ -341,6 +341,6 @@ def test_the_pages_table_of_what_fits_is_what_check_computes():
         assert model == config.model.path.rpartition("/")[2]
         shape = published(config.model.path)
         memory = sizing.learner_memory(shape, config, sizing.forward_tokens(config))
-        written = sizing.checkpoint_bytes(shape, config.model.dtype)
+        written = sizing.checkpoint_bytes(shape, config)
         computed = (memory.peak, max(sizing.host_bytes(shape, config)), written)
         assert figures == [round(size / GIB, 1) for size in computed], row

@@ -21,10 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from scipy.stats import binomtest
 from yarl import URL
 
-from cusearch_async.cli.dashboard import names_of, shown
+from cusearch_async.cli.dashboard import shown
 from cusearch_async.config import save_config
 from cusearch_async.dashboard.facts import facts
-from cusearch_async.dashboard.kept import KeptRun
+from cusearch_async.dashboard.kept import KeptRun, names_of
 from cusearch_async.dashboard.page import VENDOR, as_script, asset, page, write_page
 from cusearch_async.dashboard.server import LOOK_EVERY_S, Sent, Shown, application
 from cusearch_async.evaluation.scores import record

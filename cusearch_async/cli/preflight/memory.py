@@ -170,9 +170,9 @@ def _in_memory(what: str, text: str, needed: int) -> Finding:
 def disk(config: Config, shape: ModelShape) -> Iterator[Finding]:
     """Room for the checkpoints and weight versions that a run keeps, the best one among them, and for one more of each.
     Too little is no error: the run may be on another machine."""
-    dtype, kept = config.model.dtype, KEPT_VERSIONS + 1
+    kept = KEPT_VERSIONS + 1
     count = config.learner.keep_checkpoints + 1 + bool(config.eval.every)
-    checkpoint, version = sizing.checkpoint_bytes(shape, dtype), sizing.version_bytes(shape, dtype)
+    checkpoint, version = sizing.checkpoint_bytes(shape, config), sizing.version_bytes(shape, config)
     checkpoints = (count * checkpoint, f"{count} checkpoints of {_size(checkpoint)}", config.folder / "checkpoints")
     versions = (kept * version, f"{kept} weight versions of {_size(version)}", config.weights_folder)
     if config.weights.folder is None:

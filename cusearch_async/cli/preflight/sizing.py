@@ -142,13 +142,19 @@ def forward_tokens(config: Config) -> int:
     return max(longest, min(config.learner.micro_batch_tokens, share * longest))
 
 
-def checkpoint_bytes(shape: ModelShape, dtype: str) -> int:
-    """The model in Hugging Face's format, float32 masters and moments. All ranks together."""
-    return shape.parameters * (DTYPE_BYTES[dtype] + 3 * FLOAT32)
+def checkpoint_bytes(shape: ModelShape, config: Config) -> int:
+    """The model in Hugging Face's format, an adapter beside it, and float32 masters and moments of what is trained. All
+    ranks together."""
+    trained = trained_parameters(shape, config.learner)
+    adapter = trained if config.learner.lora.rank else 0
+    return (shape.parameters + adapter) * DTYPE_BYTES[config.model.dtype] + trained * 3 * FLOAT32
 
 
-def version_bytes(shape: ModelShape, dtype: str) -> int:
-    """A published weight version: all parameters, and the LM head also where it is the embedding."""
+def version_bytes(shape: ModelShape, config: Config) -> int:
+    """A published weight version: an adapter, or all parameters, and the LM head also where it is the embedding."""
+    dtype = config.model.dtype
+    if config.learner.lora.rank:
+        return DTYPE_BYTES[dtype] * trained_parameters(shape, config.learner)
     head = shape.vocab * shape.hidden if shape.tied else 0
     return DTYPE_BYTES[dtype] * (shape.parameters + head)
 
@@ -156,18 +162,19 @@ def version_bytes(shape: ModelShape, dtype: str) -> int:
 def host_bytes(shape: ModelShape, config: Config) -> tuple[int, int, int]:
     """Host memory of a node's ranks: while they load, permanently, and while a checkpoint is copied and written.
 
-    Each rank loads the model, and then copies it for π_ref; with ZeRO-3 it loads its share, and one parameter more.
+    Each rank loads the model, and then copies it for π_ref (not beside an adapter); with ZeRO-3 it loads its share, and
+    one parameter more.
     Where learner and engines take turns, what waits there counts as permanent, the engines' weights too."""
     ranks, stage, dtype = config.learner.ranks_per_node, config.learner.zero_stage, config.model.dtype
     memory = learner_memory(shape, config, forward_tokens(config))
-    copies = 2 if config.loss.kl_coef > 0 else 1
+    copies = 2 if config.loss.kl_coef > 0 and not config.learner.lora.rank else 1
     share = -(-shape.parameters // config.learner.ranks) + shape.largest_layer
     elements = ranks * (share if stage == 3 else shape.parameters)
     held = ranks * memory.host
     if config.run.colocate:
         held += ranks * memory.held + config.rollout.workers * shape.parameters * DTYPE_BYTES[dtype]
-    collected = version_bytes(shape, dtype) if stage == 3 else 0  # a version is published at the same time
-    return copies * DTYPE_BYTES[dtype] * elements, held, held + checkpoint_bytes(shape, dtype) + collected
+    collected = version_bytes(shape, config) if stage == 3 else 0  # a version is published at the same time
+    return copies * DTYPE_BYTES[dtype] * elements, held, held + checkpoint_bytes(shape, config) + collected
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype: str, split: int = 1) -> int:
