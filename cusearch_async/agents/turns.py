@@ -212,7 +212,7 @@ class Turns:
     def _take(self, row: _Row, request: TurnRequest, given: list[int]) -> None:
         """Put what came before the turn on the tape. The turns whose results it has count; without tools, the one that
         it answers. A new row without results of tools may hold them as text: all turns before count that called one."""
-        answered = {message.tool_call_id for message in request.messages if message.role == "tool"}
+        answered = _answered_calls(row, request)
         is_told_anew = not row.tape.logprobs and not answered
         for number, (calls, tokens) in list(self._uncounted.items()):
             if calls & answered or (calls and is_told_anew) or (number == row.number and not request.tools):
@@ -261,6 +261,20 @@ class Turns:
         for turn in turns:
             if not turn.cancelled():
                 turn.exception()  # it has been told to whoever asked
+
+
+def _answered_calls(row: _Row, request: TurnRequest) -> set[str]:
+    """The ids of calls whose results the request has. Results of the newest turn may have ids that the program gave its
+    calls, or none: then they are in the order of the calls."""
+    answered = {message.tool_call_id for message in request.messages if message.role == "tool"}
+    known = len(row.conversation.messages)
+    if not row.tape.logprobs or not known:
+        return answered
+    calls, told = row.conversation.messages[-1].tool_calls, request.messages[known - 1].tool_calls
+    results = [message.tool_call_id for message in request.messages[known:] if message.role == "tool"]
+    by_place = zip(calls, [id_ for id_ in results if not id_], strict=False)
+    named = {theirs.id: ours.id for ours, theirs in zip(calls, told, strict=False)}
+    return answered | {named[id_] for id_ in results if id_ in named} | {call.id for call, _ in by_place}
 
 
 def _mistake(calls: Sequence[ToolCall], tools: Tools, is_cut: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -214,6 +215,34 @@ async def samples_three(task: Task) -> str:
         asking = (client.chat.completions.create(model=task.model, messages=messages) for _ in range(3))
         replies = [await one for one in asking]
     return replies[-1].choices[0].message.content or ""
+
+
+async def gives_other_ids(task: Task) -> str:
+    """To its calls and their results."""
+    return await _searches(task, lambda call: {"tool_call_id": call["id"]})
+
+
+async def gives_no_ids(task: Task) -> str:
+    return await _searches(task, lambda call: {"name": call["function"]["name"]})
+
+
+async def _searches(task: Task, named: Callable[[dict], dict]) -> str:
+    """Searches as long as the policy wants to; the calls have ids of this program."""
+    messages: list = [{"role": "user", "content": task.question}]
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {task.api_key}"}) as session:
+        while True:
+            body = {"messages": messages, "tools": [SEARCH]}
+            async with session.post(f"{task.base_url}/chat/completions", json=body) as response:
+                (choice,) = (await response.json())["choices"]
+            message = choice["message"]
+            if not message.get("tool_calls"):
+                return str(message["content"])
+            for number, call in enumerate(message["tool_calls"]):
+                call["id"] = f"mine-{len(messages)}-{number}"
+            messages.append(message)
+            for call in message["tool_calls"]:
+                found = await task.search(json.loads(call["function"]["arguments"])["query"])
+                messages.append({"role": "tool", "content": "\n".join(found)} | named(call))
 
 
 async def asks_for_more(task: Task) -> str:

@@ -121,6 +121,13 @@ async def test_only_results_of_the_named_tools_count():
     assert (trajectory.depth, trajectory.retrieval_tokens) == (0, 0)
 
 
+@pytest.mark.parametrize("program", ["gives_other_ids", "gives_no_ids"])
+async def test_results_count_whatever_ids_the_program_gives_its_calls(program):
+    """Before: all of its trajectories were of depth 0, without a word."""
+    trajectory = await Scene([calling("Pinsk"), calling("Belarus"), "5"], program).run()
+    assert (trajectory.depth, trajectory.turns, len(trajectory.starts)) == (2, 3, 1)
+
+
 async def test_two_calls_at_once_are_one_turn_of_depth():
     trajectory = await Scene([calling("Pinsk", "Belarus"), "5"]).run()
     assert (trajectory.depth, trajectory.turns) == (1, 2)
