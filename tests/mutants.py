@@ -290,7 +290,7 @@ MUTANTS = {
     "a new default makes all runs new": (STUDY, "mode=\"json\", exclude_defaults=True", "mode=\"json\""),
     "any of several runs stands for a side": (SIDES, "if max(seeds.values(), default=0) > 1:", "if False:"),
     "other questions are compared": (SIDES, "if any(one != asked[0] for one in asked):", "if False:"),
-    "a baseline may be no run": (STUDY, "not any(has(run.config, baseline) for", "not any(True for"),
+    "a baseline may be no run": (STUDY, "not any(has(run, baseline) for", "not any(True for"),
     "blocked evidence is shown": (PROBING, "strict=True) if not evidence]", "strict=True)]"),
     "a closed book is open": (PROBING, 'if self.mode == "closed":', "if False:"),
     "recall is carried over": (PROBING, "found, self._found = self._found, {}", "found = self._found"),

@@ -115,7 +115,12 @@ AGENTS = {
         "is_the_policys = False",
     ),
     "every failure is the policy's": (EPISODES, "is_the_policys = bool(turns.mistake)", "is_the_policys = True"),
-    "a wrong argument is no mistake": (TURNS, "not required[call.name] <= call.parsed.keys()", "False"),
+    "a wrong argument is no mistake": (TURNS, "required[call.name] <= call.parsed.keys()", "True"),
+    "an argument of another type is no mistake": (
+        TURNS,
+        "not _have_their_types(",
+        "not isinstance(call.parsed, dict) and _have_their_types(",
+    ),
     "a tool that is not there is no mistake": (TURNS, "if call.name not in required:", "if False:"),
     "ids of calls have other lengths": (TURNS, "call{number:03}{i:02}", "call_{number}_{i}"),
     "one call a turn is too few": (TOKENS, "turn.tool_calls[:1])", "turn.tool_calls)"),

@@ -45,8 +45,8 @@ SCRIPTS = {
     ),
     "a step whose pool was lost takes other tickets": (
         lua("recover", "deferred"),
-        "if deferred then redis.call('HSET', key('reserved')",
-        "if false then redis.call('HSET', key('reserved')",
+        "local keeps = deferred and not another_contract",
+        "local keeps = false",
     ),
     "what was taken is generated again": (lua("recover", "deferred"), "and not was_taken[name]", ""),
     "all that is nowhere was taken": (lua("recover", "deferred"), "counted < first - before and", ""),

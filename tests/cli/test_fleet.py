@@ -94,6 +94,15 @@ def test_workers_end_before_the_learner_and_the_services_last(fleet, tmp_path, c
     assert caplog.messages == ["learner: stopped; checkpoint saved"], "what a user wants to know"
 
 
+@pytest.fixture
+def interruptible():
+    """Also where these tests run in the background of a script, which ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_kills_at_once(fleet, tmp_path):
     said = tmp_path / "said"
     children = [start(fleet, tmp_path, name, GOODBYE, name, said, 600) for name in ("redis", "rollout-0")]

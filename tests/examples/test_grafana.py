@@ -14,7 +14,7 @@ BOARD = json.loads((Path(__file__).parents[2] / "docs" / "examples" / "grafana.j
 
 def test_every_figure_is_one_that_is_given():
     row = dict.fromkeys(table.names(), 1.0) | {"depth/generated": [1], "depth/selected": [1]}
-    worker = dict.fromkeys(OF_WORKER, 1.0) | {"name": "w"}
+    worker = dict.fromkeys(OF_WORKER, 1.0) | {"name": "w", "is_alive": True}
     given = exposition("demo", row, ["drifts"], {"workers": [worker]}).decode()
     known = set(re.findall(r"^(cusearch_\w+)\{", given, re.MULTILINE))
     asked = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
