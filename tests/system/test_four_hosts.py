@@ -3,7 +3,6 @@ judged as in the campaigns of faults (chaos/checker.py)."""
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,14 +12,12 @@ from typing import Any
 import pytest
 
 from cusearch_async.config import load_config
-from cusearch_async.data.questions import load_run_questions
 from cusearch_async.metrics.files import read_metrics, read_scores
 from cusearch_async.run.folder import SCORES
 from cusearch_async.transport.server import find_redis_server
 from tests.conftest import free_port, wait_until
 from tests.object_stores import SERVER, s3_environment
 from tests.system.chaos import checker
-from tests.system.chaos.campaign import VOCABULARY
 from tests.system.conftest import ATLAS
 from tests.system.hosts import PASSWORD, Hosts
 
@@ -117,15 +114,7 @@ class Run:
         return self.hosts.processes[name].poll() if name in self.hosts.processes else None
 
     def judge(self, learners: str) -> checker.Verdict:
-        config = load_config(ATLAS, self.words(learners)[1:])
-        expected = checker.Expected(
-            questions=config.questions_per_step,
-            rollouts=config.pool.rollouts,
-            max_staleness=config.pool.staleness_bound,
-            defer=config.pool.deferral,
-            vocabulary=VOCABULARY,
-            question_of=load_run_questions(config).id_of,
-        )
+        expected = checker.Expected.of(load_config(ATLAS, self.words(learners)[1:]))
         return checker.judge(checker.read_events(self.records), STEPS, expected)
 
     def must_end_well(self, process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -149,9 +138,8 @@ def test_the_demo_learns_on_four_hosts_that_come_and_go(hosts: Hosts, tmp_path: 
     evaluator = run.start("c", "evaluator", run__folder=tmp_path / "evaluator")
 
     run.wait_for_step(0)
-    hosts.cut_off("b")  # longer than a lease
-    run.wait_for_step(1)
-    asyncio.run(asyncio.sleep(3 * LEASE_S))
+    hosts.cut_off("b")  # until others have run its tickets, whose leases had to run out
+    run.wait_for_step(2)
     hosts.join_again("b")
 
     staying = run.start("d", "rollout", run__folder=tmp_path / "disk-of-d" / "run")  # it comes late

@@ -18,7 +18,6 @@ from typing import Any
 
 import redis
 
-from cusearch_async.data.questions import load_run_questions
 from cusearch_async.transport.buffer import open_buffer
 from tests.agents.templates import CHAT_STARTER
 from tests.system.chaos import checker
@@ -27,8 +26,6 @@ from tests.system.chaos.scene import BUCKET, STUCK_S, Scene, Stuck, write_line
 
 QUIET_STEPS = 6
 """Learner steps after the last fault."""
-VOCABULARY = 384
-"""Of the atlas tokenizer, which the tiny model has too."""
 SHARES = {
     "network": 0.43,
     "content": 0.43,
@@ -221,15 +218,7 @@ async def audit(scene: Scene) -> dict[str, Any]:
     await scene.quiet()
     await scene.wait_until_serving()
     steps = max(await scene.step(), 0)
-    questions = await asyncio.to_thread(load_run_questions, config)
-    expected = checker.Expected(
-        questions=config.questions_per_step,
-        rollouts=config.pool.rollouts,
-        max_staleness=config.pool.staleness_bound,
-        defer=config.pool.deferral,
-        vocabulary=VOCABULARY,
-        question_of=questions.id_of,
-    )
+    expected = await asyncio.to_thread(checker.Expected.of, config)
     events = checker.read_events(scene.record)
     verdict = checker.judge(events, steps, expected)
     facts, wrong_keys = checker.judge_keys(redis.Redis(port=scene.redis_port), scene.keys.prefix)

@@ -15,9 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cusearch_async.config import Config
+from cusearch_async.data.questions import load_run_questions
 from cusearch_async.metrics.files import read_metrics
 
 Event = dict[str, Any]
+VOCABULARY = 384
+"""Of the atlas tokenizer, which the tiny model has too."""
 MOST_MIB = {"redis": 400, "retriever": 800, "objects": 1000, "learner": 2500, "worker": 2000, "vllm worker": 6000}
 """Resident memory of a process and its children at its largest."""
 
@@ -37,6 +41,17 @@ class Expected:
     vocabulary: int
     question_of: Callable[[int], str]
     """The id of a ticket's question."""
+
+    @classmethod
+    def of(cls, config: Config) -> Expected:
+        return cls(
+            questions=config.questions_per_step,
+            rollouts=config.pool.rollouts,
+            max_staleness=config.pool.staleness_bound,
+            defer=config.pool.deferral,
+            vocabulary=VOCABULARY,
+            question_of=load_run_questions(config).id_of,
+        )
 
 
 @dataclass
