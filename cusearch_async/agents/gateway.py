@@ -140,8 +140,8 @@ class Gateway:
             await runner.cleanup()
             raise
         self._runner = runner
-        _reach_without_proxy(self._address.hostname or LOOPBACK[0])
         host = self._address.hostname or LOOPBACK[0]
+        _reach_without_proxy(host)
         self._url = f"http://{LOOPBACK[0] if host in ANYWHERE else host}:{port}"
 
     async def _listen_at(self, runner: web.AppRunner) -> int:

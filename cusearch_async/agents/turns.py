@@ -281,32 +281,32 @@ def _mistake(calls: Sequence[ToolCall], tools: Tools, is_cut: bool) -> str:
     """What a program may take for its own failure, in words."""
     if is_cut and not calls:
         return "its turn was cut off"
-    required = {tool["function"]["name"]: _required(tool) for tool in tools}
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
     for call in calls:
-        if call.name not in required:
+        if call.name not in schemas:
             return f"it called {call.name!r:.100}, which is no tool of the request"
-        is_whole = isinstance(call.parsed, dict) and required[call.name] <= call.parsed.keys()
-        if not is_whole or not _have_their_types(call.parsed, tools, call.name):
+        given = schemas[call.name]
+        schema = given if isinstance(given, dict) else {}
+        is_whole = isinstance(call.parsed, dict) and _required(schema) <= call.parsed.keys()
+        if not is_whole or not _have_their_types(call.parsed, schema):
             return f"it called {call.name} with {call.arguments!r:.100}"
     return ""
 
 
-def _have_their_types(arguments: Mapping[str, Any], tools: Tools, name: str) -> bool:
+def _have_their_types(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
     """Whether arguments are of the types that the tool's JSON schema gives them, as far as it does."""
-    parameters = next(tool["function"].get("parameters") for tool in tools if tool["function"]["name"] == name)
-    given = parameters.get("properties") if isinstance(parameters, dict) else None
-    schemas = given if isinstance(given, dict) else {}
+    given = schema.get("properties")
+    properties = given if isinstance(given, dict) else {}
     for argument, value in arguments.items():
-        schema = schemas.get(argument)
-        kinds = schema.get("type") if isinstance(schema, dict) else None
+        own = properties.get(argument)
+        kinds = own.get("type") if isinstance(own, dict) else None
         named = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
         if named and set(named) <= _TYPES.keys() and not any(_TYPES[kind](value) for kind in named):
             return False
     return True
 
 
-def _required(tool: Mapping[str, Any]) -> set[str]:
-    """The arguments that a tool needs, as far as that is said."""
-    parameters = tool["function"].get("parameters")
-    names = parameters.get("required") if isinstance(parameters, dict) else None
+def _required(schema: Mapping[str, Any]) -> set[str]:
+    """The arguments that a tool needs, as far as its JSON schema says that."""
+    names = schema.get("required")
     return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()

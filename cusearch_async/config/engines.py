@@ -155,8 +155,8 @@ class RolloutConfig(Section):
     """After loading weights, recompute the KV cache of the turns in flight; otherwise they end on the older one: a
     shorter pause, and more for the importance ratio to correct."""
     drain_s: Free[float] = Field(0.0, ge=0)
-    """Seconds for which a worker that gets SIGTERM finishes its episodes; others run those that take longer anew. For
-    machines that are taken away with notice: 120 where that is two minutes."""
+    """Seconds for which a worker that gets SIGTERM finishes its episodes; longer ones are left to others. For machines
+    that are taken away with notice: 120 where that is two minutes."""
     canary_every: Free[int] = Field(10, ge=1)
     """Loaded versions between two checks of the engine against the learner (log-probabilities of a fixed text,
     checksums of tensors)."""

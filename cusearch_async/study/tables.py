@@ -22,7 +22,7 @@ from cusearch_async.files import write_file
 from cusearch_async.metrics.files import read_metrics, read_scores
 from cusearch_async.run.folder import METRICS, SCORES
 from cusearch_async.run.history import epochs_and_steps, read_starts
-from cusearch_async.study.plan import Plan, PlannedRun, found_in
+from cusearch_async.study.plan import Plan, PlannedRun, found_in, plain
 
 with packages_of("study"):
     import pandas as pd
@@ -143,9 +143,8 @@ def _settings(run: PlannedRun, plan: Plan) -> dict[str, Any]:
 
 def _cell(value: Any) -> Any:
     """As a column of a table holds it."""
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value))
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
+    found = None if value is None else plain(value)
+    return ", ".join(map(str, found)) if isinstance(found, list) else found
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, Any]:

@@ -21,17 +21,15 @@ from cusearch_async.learner.adapter import Adapter
 from cusearch_async.weights.interface import TENSORS, Canary
 from cusearch_async.weights.objects import open_objects
 from cusearch_async.weights.transports import transport_of
+from tests.bench.bench_weights import ATLAS, SHAPE
 from tests.conftest import free_port
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True}
 SHAPES = {
     "1 M": HEADS | {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "vocab_size": 2000},
     "55 M": HEADS | {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10, "vocab_size": 32_000},
-    "500 M": HEADS
-    | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "vocab_size": 151_936}
-    | {"num_attention_heads": 14},
+    "500 M": SHAPE,
 }
-"""The last is Qwen2.5-0.5B's. Source: its config.json on the Hugging Face Hub."""
 WAYS = ("folder", "http", "object")
 TIMES = 3
 """Openings, of which the median counts."""
@@ -40,7 +38,7 @@ CANARY = Canary([1], [], 0)
 Tensors = Mapping[str, torch.Tensor]
 
 
-def config_of(folder: Path, atlas: Path, way: str) -> Config:
+def config_of(folder: Path, way: str) -> Config:
     for place in ("objects", way):
         (folder / place).mkdir(parents=True, exist_ok=True)
     given = {
@@ -49,7 +47,7 @@ def config_of(folder: Path, atlas: Path, way: str) -> Config:
         **({"weights.url": f"http://127.0.0.1:{free_port()}"} if way == "http" else {}),
         **({"weights.objects": "s3://bench/run"} if way == "object" else {}),
     }
-    return load_config(atlas, [word for key, value in given.items() for word in (f"--{key}", str(value))])
+    return load_config(ATLAS, [word for key, value in given.items() for word in (f"--{key}", str(value))])
 
 
 def after_a_step(weights: Tensors, noise: torch.Generator, lr: float = 1e-6) -> dict[str, torch.Tensor]:
@@ -64,7 +62,7 @@ def after_a_step(weights: Tensors, noise: torch.Generator, lr: float = 1e-6) -> 
     return found
 
 
-async def ways_of(size: str, folder: Path, atlas: Path) -> dict[str, dict[str, float]]:
+async def ways_of(size: str, folder: Path) -> dict[str, dict[str, float]]:
     """`SIZE, KIND, WAY` -> seconds to publish, seconds to open on another machine, and bytes that it was sent."""
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(**SHAPES[size])).to(torch.bfloat16)
@@ -74,7 +72,7 @@ async def ways_of(size: str, folder: Path, atlas: Path) -> dict[str, dict[str, f
     trained = adapter.by_peft_names({name: parameter.detach() for name, parameter in model.named_parameters()})
     found = {}
     for way in WAYS:
-        config = config_of(folder / size.replace(" ", "-"), atlas, way)
+        config = config_of(folder / size.replace(" ", "-"), way)
         case = Case(config)
         async with case.transport.serving():
             kinds = {"whole": await case.timed(base), "adapter": await case.timed(trained, adapter.config)}
@@ -120,12 +118,12 @@ class Case:
         return self._store.publish(self._version, 1, tensors, CANARY, adapter=adapter)
 
 
-async def exact_with_gaps(folder: Path, atlas: Path, versions: int, seed: int = 0) -> int:
+async def exact_with_gaps(folder: Path, versions: int, seed: int = 0) -> int:
     """How many of so many versions were bit for bit those published, when a machine opens every fifth to every one by
     chance; the differences are made of bases that may be gone."""
     gaps, noise = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     tensors = {f"layers.{n}": torch.randn(125, 1000, generator=noise).to(torch.bfloat16) / 30 for n in range(8)}
-    transport, exact, version = transport_of(config_of(folder / "gaps", atlas, "http")), 0, 0
+    transport, exact, version = transport_of(config_of(folder / "gaps", "http")), 0, 0
     store = transport.store()
     async with transport.serving(), transport.source() as source:
         for _ in range(versions):

@@ -142,7 +142,7 @@ def test_workers_that_are_down_for_longer_cost_more(simulated):
 
 
 def test_a_group_that_closes_with_its_last_attempt_does_not_end_the_run(simulated):
-    """Nobody looked at it, so that the run never ended."""
+    """It was not looked at, and the run never ended."""
     outcome = simulated(durations(20.0, 40.0), Troubles(mtbf_s=40.0), workers=4, max_attempts=2)
     assert outcome.step_s > 0
 

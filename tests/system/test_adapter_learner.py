@@ -95,7 +95,12 @@ def test_the_gradient_is_that_of_peft_by_hand(ranks, passes, settings, by_hand, 
 
 
 @pytest.mark.parametrize(
-    ("stage", "dtype", "ranks"), [("2", "float32", 2), pytest.param("3", "bfloat16", 2, marks=pytest.mark.slow)]
+    ("stage", "dtype", "ranks"),
+    [
+        pytest.param("0", "float32", 1, marks=pytest.mark.slow),
+        ("2", "float32", 2),
+        pytest.param("3", "bfloat16", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_adapter_makes_the_same_updates_bit_for_bit(stage, dtype, ranks, tmp_path):
     settings = (*LORA, "--learner.zero_stage", stage, "--model.dtype", dtype)
@@ -113,7 +118,12 @@ def test_a_resumed_adapter_makes_the_same_updates_bit_for_bit(stage, dtype, rank
 
 
 @pytest.mark.parametrize(
-    ("was", "now"), [((2, "1"), (1, "3")), pytest.param((1, "3"), (2, "0"), marks=pytest.mark.slow)]
+    ("was", "now"),
+    [
+        ((2, "1"), (1, "3")),
+        pytest.param((1, "3"), (2, "0"), marks=pytest.mark.slow),
+        pytest.param((1, "0"), (2, "2"), marks=pytest.mark.slow),
+    ],
 )
 def test_an_adapter_goes_on_with_other_ranks_and_at_another_stage(was, now, tmp_path):
     """As the whole model does (test_divided_state): the same next update, up to the rounding of sums."""
