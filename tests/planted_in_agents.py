@@ -65,7 +65,7 @@ AGENTS = {
         "            raise\n        finally:",
     ),
     "a dead engine is an agent's failure": (TURNS, "if not isinstance(error, EpisodeFailed):", "if False:"),
-    "a limit fails the episode": (EPISODES, "if turns.reached_limit or (", "if (False and turns) or ("),
+    "a limit fails the episode": (EPISODES, "if turns.is_at_limit or (", "if (False and turns) or ("),
     "there is no last turn": (TURNS, "if self._begun > settings.s_max:", "if False:"),
     "a row outgrows the engine": (TURNS, "settings.max_tokens - most - len(row.tape.token_ids)", "1 << 30"),
     "greedy episodes have a seed": (TURNS, "episode.seed if self._temperature > 0 else None", "episode.seed"),
@@ -109,12 +109,8 @@ AGENTS = {
         "                    if True:",
     ),
     "episodes of all environments are given": (REMOTE, "environment in (None, offer.task.environment)", "True"),
-    "the policy's mistake fails the episode": (
-        EPISODES,
-        "is_the_policys = bool(turns.mistake)",
-        "is_the_policys = False",
-    ),
-    "every failure is the policy's": (EPISODES, "is_the_policys = bool(turns.mistake)", "is_the_policys = True"),
+    "the policy's mistake fails the episode": (EPISODES, "is_the_policys = turns.may_fail", "is_the_policys = False"),
+    "every failure is the policy's": (EPISODES, "is_the_policys = turns.may_fail", "is_the_policys = True"),
     "a wrong argument is no mistake": (TURNS, "_required(schema) <= call.parsed.keys()", "True"),
     "an argument of another type is no mistake": (
         TURNS,

@@ -56,6 +56,8 @@ class TurnReply:
     """As in Chat Completions: stop, length or tool_calls."""
     prompt_tokens: int
     sampled_tokens: int
+    stopped: str | None = None
+    """Which of the request's stops ended it."""
 
 
 class Fields:

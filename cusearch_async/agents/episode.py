@@ -100,7 +100,7 @@ class AgentRunner(EpisodeRunner):
 
     async def _ending(self, environment: AgentEnvironment, task: Task, session: Session, turns: Turns) -> Ending:
         """What the agent returned. Without a result after a limit of the episode, whatever it does about that, and
-        where it fails after a mistake of the policy's."""
+        where it fails after one, or after a mistake of the policy's."""
         limit_s, name, clock = self.settings.timeout_s, environment.name, asyncio.timeout(None)
         silence_s = environment.settings.silence_s
 
@@ -139,8 +139,8 @@ class AgentRunner(EpisodeRunner):
         if turns.outage is not None:  # whatever the program made of it
             raise turns.outage
         ending = returned if isinstance(returned, Ending) else Ending(None if failed else returned)
-        is_the_policys = bool(turns.mistake) and not clock.expired()
-        if turns.reached_limit or (failed is not None and is_the_policys):
+        is_the_policys = turns.may_fail and not clock.expired()
+        if turns.is_at_limit or (failed is not None and is_the_policys):
             return Ending(None, ending.stderr if failed is None else str(failed))
         if failed is not None:
             raise failed

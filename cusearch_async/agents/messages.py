@@ -27,6 +27,8 @@ def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> Tur
     messages = [Message("system", text_of(system, "system"))] if system is not None else []
     for number, message in enumerate(given):
         messages += _messages(message, f"messages[{number}]")
+    if messages[-1].role == "assistant":
+        raise Refused("the last message must be the user's: a turn that is begun is not continued", "messages")
     usable = () if body.get("tool_choice") == {"type": "none"} else _tools(tools)
     return fields.request(messages, usable, settings, ("max_tokens",), "stop_sequences")
 
@@ -78,7 +80,7 @@ def _messages(message: Any, field: str) -> Iterator[Message]:
 def answer(reply: TurnReply) -> dict[str, Any]:
     """The body of an answer."""
     usage = {"input_tokens": reply.prompt_tokens, "output_tokens": reply.sampled_tokens}
-    return _frame(reply, _blocks(reply.message), _STOP_REASONS[reply.finish_reason]) | {"usage": usage}
+    return _frame(reply, _blocks(reply.message)) | _ending(reply) | {"usage": usage}
 
 
 def events(reply: TurnReply, request: TurnRequest) -> Iterator[bytes]:
@@ -88,7 +90,7 @@ def events(reply: TurnReply, request: TurnRequest) -> Iterator[bytes]:
         return event({"type": kind} | data, kind)
 
     usage = {"input_tokens": reply.prompt_tokens, "output_tokens": 0}
-    yield named("message_start", message=_frame(reply, [], None) | {"usage": usage})
+    yield named("message_start", message=_frame(reply, []) | {"usage": usage})
     for index, block in enumerate(_blocks(reply.message)):
         if block["type"] == "text":
             begun, delta = block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
@@ -98,8 +100,7 @@ def events(reply: TurnReply, request: TurnRequest) -> Iterator[bytes]:
         yield named("content_block_start", index=index, content_block=begun)
         yield named("content_block_delta", index=index, delta=delta)
         yield named("content_block_stop", index=index)
-    ended = {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
-    yield named("message_delta", delta=ended, usage={"output_tokens": reply.sampled_tokens})
+    yield named("message_delta", delta=_ending(reply), usage={"output_tokens": reply.sampled_tokens})
     yield named("message_stop")
 
 
@@ -107,9 +108,15 @@ def error(refusal: Refused) -> dict[str, Any]:
     return {"type": "error", "error": {"type": refusal.body["error"]["type"], "message": str(refusal)}}
 
 
-def _frame(reply: TurnReply, content: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
+def _frame(reply: TurnReply, content: list[dict[str, Any]]) -> dict[str, Any]:
     about = {"id": f"msg_{reply.number}", "type": "message", "role": "assistant", "model": MODEL}
-    return about | {"content": content, "stop_reason": reason, "stop_sequence": None}
+    return about | {"content": content, "stop_reason": None, "stop_sequence": None}
+
+
+def _ending(reply: TurnReply) -> dict[str, Any]:
+    if reply.finish_reason == "stop" and reply.stopped is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": reply.stopped}
+    return {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:

@@ -111,13 +111,22 @@ class Turns:
         """Turn -> the ids of those of its calls that count, and its tokens."""
         self.counted_tokens = 0
         self.waited_s = 0.0
+        """While at least one search was under way."""
+        self._searches, self._searches_since = 0, 0.0
         self.ignored_fields = 0
-        self.reached_limit = False
-        self.mistake = ""
-        """What the policy did wrong in the newest turn, in words."""
+        self.is_at_limit = False
+        """Whether the newest request was refused at a limit of the episode."""
+        self.was_at_limit = False
+        self._mistakes: set[int] = set()
+        """Turns in which the policy did something wrong that no sound turn has followed."""
         self.outage: CusearchError | None = None
         """Why a turn or a search failed, if neither the program nor the policy is the reason."""
         self._has_ended = False
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether a program that fails may do so because of what the policy did."""
+        return self.was_at_limit or bool(self._mistakes)
 
     async def ask(self, request: TurnRequest) -> TurnReply:
         """The policy's turn; the same one for a request that is sent again, as clients do when a connection was lost.
@@ -167,6 +176,7 @@ class Turns:
         self._refuse_beyond_limits(row, len(given), request.max_tokens, settings)
         number = self._begun
         self._begun += 1
+        earlier = set(self._mistakes)
         self.ignored_fields += len(request.ignored)
         episode.seed = draw_number(Stream.TURN, self._chat.seed, episode.ticket, episode.rollout, number)
         seed = episode.seed if self._temperature > 0 else None
@@ -187,7 +197,10 @@ class Turns:
         said = text.removesuffix(ended) if ended in self._chat.special else text
         parsed = self._parsed(said.partition(stopped)[0] if stopped else said, request.tools)
         calls = tuple(ToolCall(f"call{number:03}{i:02}", *call) for i, call in enumerate(parsed.calls))
-        self.mistake = _mistake(calls, request.tools, is_cut)
+        if _is_mistaken(calls, request.tools, is_cut):
+            self._mistakes.add(number)
+        else:
+            self._mistakes -= earlier
         self._take(row, request, given)
         row.number = number
         row.tape.add_turn(turn, text, is_cut)
@@ -196,7 +209,7 @@ class Turns:
         message = Message("assistant", parsed.text, calls, thoughts=parsed.thoughts)
         row.conversation.add(request.messages, request.tools, message, is_open=ended != end)
         reason = "tool_calls" if calls else "length" if is_cut else "stop"
-        return TurnReply(number, message, reason, len(prompt), len(turn.token_ids))
+        return TurnReply(number, message, reason, len(prompt), len(turn.token_ids), stopped)
 
     def _parsed(self, said: str, tools: Tools) -> Parsed:
         try:
@@ -232,16 +245,18 @@ class Turns:
         elif row is self.rows[0]:
             limits["episode.max_prompt_tokens"] = settings.max_prompt_tokens
         name = min(limits, key=lambda name: limits[name])
-        self.reached_limit = True
+        self.is_at_limit = self._begun > settings.s_max or length > limits[name]
+        self.was_at_limit |= self.is_at_limit
         if self._begun > settings.s_max:
             raise Refused(f"the episode has had its {settings.s_max + 1} turns (episode.s_max)", code="turn_limit")
-        if length > limits[name]:
+        if self.is_at_limit:
             text = f"the new messages take {length} tokens, more than {name} ({limits[name]})"
             raise Refused(text, "messages", "context_length_exceeded")
-        self.reached_limit = False
 
     async def search(self, query: str) -> list[str]:
-        before = time.monotonic()
+        if not self._searches:
+            self._searches_since = time.monotonic()
+        self._searches += 1
         try:
             episode = self._episode
             if not self._environment.settings.searches:
@@ -251,7 +266,9 @@ class Turns:
             self.outage = error
             raise
         finally:
-            self.waited_s += time.monotonic() - before
+            self._searches -= 1
+            if not self._searches:
+                self.waited_s += time.monotonic() - self._searches_since
 
     async def end(self) -> None:
         """No turn is sampled any more."""
@@ -277,20 +294,20 @@ def _answered_calls(row: _Row, request: TurnRequest) -> set[str]:
     return answered | {named[id_] for id_ in results if id_ in named} | {call.id for call, _ in by_place}
 
 
-def _mistake(calls: Sequence[ToolCall], tools: Tools, is_cut: bool) -> str:
-    """What a program may take for its own failure, in words."""
+def _is_mistaken(calls: Sequence[ToolCall], tools: Tools, is_cut: bool) -> bool:
+    """Whether a program may fail at what the policy wrote: a turn that was cut, or a call that no tool can take."""
     if is_cut and not calls:
-        return "its turn was cut off"
+        return True
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
     for call in calls:
         if call.name not in schemas:
-            return f"it called {call.name!r:.100}, which is no tool of the request"
+            return True
         given = schemas[call.name]
         schema = given if isinstance(given, dict) else {}
         is_whole = isinstance(call.parsed, dict) and _required(schema) <= call.parsed.keys()
         if not is_whole or not _have_their_types(call.parsed, schema):
-            return f"it called {call.name} with {call.arguments!r:.100}"
-    return ""
+            return True
+    return False
 
 
 def _have_their_types(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:

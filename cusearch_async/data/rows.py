@@ -317,6 +317,6 @@ def _asked_in(prompt: Any, where: str) -> str | None:
 
 
 def tidy(text: str) -> str:
-    """A question without blanks around it and with a question mark (Search-R1)."""
+    """A question without blanks around it and with a question mark (Search-R1), of its script."""
     text = text.strip()
-    return text if text.endswith("?") else f"{text}?"
+    return text if text.endswith(("?", "？", "؟")) else f"{text}?"

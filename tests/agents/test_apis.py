@@ -127,6 +127,24 @@ def test_a_stream_ends_with_the_numbers_of_tokens_only_where_they_are_asked_for(
     assert all(chunk["choices"] for chunk in chunks if chunk not in with_usage)
 
 
+@pytest.mark.parametrize(
+    ("reason", "stopped", "ending"),
+    [
+        ("stop", None, ("end_turn", None)),
+        ("stop", "5", ("stop_sequence", "5")),
+        ("tool_calls", "5", ("tool_use", None)),
+        ("length", None, ("max_tokens", None)),
+    ],
+)
+def test_messages_name_the_stop_that_ended_a_turn(reason, stopped, ending):
+    reply = replace(turn(Message("assistant", "It is ")), finish_reason=reason, stopped=stopped)
+    whole = messages.answer(reply)
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ending
+    *_, delta, _ = messages.events(reply, ASKED)
+    streamed = json.loads(delta.split(b"data: ")[1])["delta"]
+    assert (streamed["stop_reason"], streamed["stop_sequence"]) == ending
+
+
 HELLO = {"messages": [{"role": "user", "content": "Hello?"}]}
 
 
@@ -143,6 +161,7 @@ def from_user(*blocks: dict) -> dict:
         (messages, from_user({"type": "image"}), r"of the type .image. are not"),
         (messages, from_user({"type": "tool_use"}), "not supported"),
         (messages, from_user({"type": "tool_result"}), "tool_use_id must be a text"),
+        (messages, {"messages": [*HELLO["messages"], {"role": "assistant", "content": "It is"}]}, "is not continued"),
         (messages, HELLO | {"tools": [{"name": "x"}]}, "tools must be a list of"),
         (messages, HELLO | {"top_k": 3}, "top_k is not supported"),
         (messages, HELLO | {"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking must be"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -173,6 +173,55 @@ async def test_a_row_that_is_being_asked_is_not_continued():
     ]
 
 
+def with_a_tool(text: str) -> TurnRequest:
+    return replace(request_of(text), tools=({"type": "function", "function": {"name": "search"}},))
+
+
+async def test_a_mistake_is_remembered_until_a_turn_after_it_is_sound():
+    """Not by one beside it, which the program asked for at the same time."""
+    scene = Scene(['<tool_call>{"name": "look", "arguments": {}}</tool_call>', "b", "c"])
+    slow, turns = Slow(scene), turns_of(scene)
+    both = asyncio.gather(turns.ask(with_a_tool("x")), turns.ask(with_a_tool("y")))
+    await until(lambda: slow.begun == 2)
+    slow.go.set()
+    await both
+    assert turns.may_fail
+    await turns.ask(with_a_tool("z"))
+    assert not turns.may_fail
+
+
+async def test_a_limit_is_remembered_though_another_row_has_room():
+    scene = Scene(["a", "b"])
+    turns = turns_of(scene)
+    await turns.ask(request_of("?"))
+    with pytest.raises(Refused):
+        await turns.ask(request_of("?", "a", "word " * 2000))
+    assert turns.is_at_limit
+    await turns.ask(request_of("and?"))
+    assert (turns.is_at_limit, turns.may_fail) == (False, True)
+
+
+async def test_searches_at_once_are_waited_for_once(monkeypatch):
+    scene, now = Scene([]), [0.0]
+    turns, go = turns_of(scene), asyncio.Event()
+
+    async def search(*_):
+        await go.wait()
+        return []
+
+    monkeypatch.setattr(type(turns._environment.search), "search", search)
+    monkeypatch.setattr("cusearch_async.agents.turns.time.monotonic", lambda: now[0])
+    both = [asyncio.ensure_future(turns.search("x"))]
+    await asyncio.sleep(0)
+    now[0] = 1.0
+    both.append(asyncio.ensure_future(turns.search("y")))
+    await asyncio.sleep(0)
+    now[0] = 3.0
+    go.set()
+    await asyncio.gather(*both)
+    assert turns.waited_s == 3.0
+
+
 async def test_a_row_of_which_nothing_was_asked_is_continued_last():
     """Any request continues it, also those of other rows."""
     scene = Scene(["a", "b"])
@@ -227,7 +276,7 @@ async def test_a_new_row_has_the_room_of_an_episode():
     assert (await turns.ask(request_of("?", "other", longer))).message.content == "b"
     with pytest.raises(Refused, match="more than is left of the row"):
         await turns.ask(request_of("?", "other", "word " * 2000))
-    assert turns.reached_limit
+    assert turns.is_at_limit
 
 
 async def test_an_outage_is_remembered_whatever_fails_after_it(monkeypatch):

@@ -239,7 +239,9 @@ def test_a_missing_index_is_the_id_or_the_row(write, name):
     assert [q.id for q in load_questions([write(*rows, name=name)])] == ["nq/train/x0", "nq/train/x1"]
 
 
-@pytest.mark.parametrize(("text", "wanted"), [("a", "a?"), (" a? ", "a?"), ("a ? ", "a ?"), ("ä.", "ä.?")])
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("a", "a?"), (" a? ", "a?"), ("a ? ", "a ?"), ("ä.", "ä.?"), ("か\uff1f", "か\uff1f")]
+)
 def test_questions_are_tidied_as_search_r1_does(text, wanted):
     assert tidy(text) == wanted
 
