@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
@@ -26,9 +26,13 @@ class Settings(BaseModel):
         """Refuse `true` for a number: Python's True is an integer, but in a config it is a mistake."""
         kind = cls.model_fields[info.field_name or ""].annotation
         parts = value if isinstance(value, list | tuple) else [value]
-        if kind is not bool and any(isinstance(part, bool) for part in parts):
+        if not _may_be_boolean(kind) and any(isinstance(part, bool) for part in parts):
             raise ValueError(f"must not be true or false, got {str(value).lower()}")
         return value
+
+
+def _may_be_boolean(annotation: Any) -> bool:
+    return annotation in (bool, Any) or any(map(_may_be_boolean, get_args(annotation)))
 
 
 def load(key: str, reference: str, kind: type[T], known: Collection[str]) -> type[T]:

@@ -62,6 +62,11 @@ class Objects:
             part = max(LEAST_PART_BYTES, -(-file.stat().st_size // MOST_PARTS))
             self._obstore.put(self._store, path, file, chunk_size=part)
 
+    def read(self, path: str) -> bytes:
+        """All of a small file. Raises: `unreadable`."""
+        with self._told(f"cannot read {path} from", self._unreadable):
+            return bytes(self._obstore.get(self._store, path).bytes())
+
     def remove(self, path: str) -> None:
         """One that is not there is removed. Raises: WriteFailed."""
         with self._told(f"cannot remove {path} from", WriteFailed), suppress(FileNotFoundError):

@@ -71,18 +71,19 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 class Published:
     """The versions of weights in an object store."""
 
-    def __init__(self, url: str) -> None:
-        """Raises: ConfigError; MissingExtra."""
-        from cusearch_async.weights.objects import open_objects, versions_in  # noqa: PLC0415  (it loads torch)
+    def __init__(self, url: str, run: str) -> None:
+        """Raises: ConfigError, also where they are another run's; MissingExtra; WeightsUnavailable."""
+        from cusearch_async.weights.objects import open_objects, refuse_others, versions_in  # noqa: PLC0415  (torch)
 
         self._objects = open_objects(url)
+        refuse_others(self._objects, run)
         self._versions = versions_in(self._objects)
 
     @classmethod
     def of(cls, config: Config) -> Published | None:
         """None where there are none. Raises: ConfigError; MissingExtra; WeightsUnavailable."""
         url = config.weights.objects
-        return cls(url) if url and config.weights.transport == "object" else None
+        return cls(url, config.run.name) if url and config.weights.transport == "object" else None
 
     def count(self) -> int:
         return sum(map(len, self._versions.values()))
@@ -93,6 +94,7 @@ class Published:
 
         for name, files in self._versions.items():
             self._objects.remove_sealed(name, files, MANIFEST)
+        self._objects.remove(run_folder.MARKER)
 
 
 def _describe(config: Config, keys: int, is_in_folder: bool, elsewhere: list[tuple[int, str | None]]) -> str:

@@ -252,6 +252,9 @@ def fork(arguments: argparse.Namespace, _: list[str]) -> None:
     options = {"run.name": new.name, "run.folder": new, "run.steps": run.setting("run", "steps")}
     if run.setting("weights", "folder") != "–":
         options["weights.folder"] = new / "weights"
+    for section, key in (("weights", "objects"), ("learner", "checkpoint_objects")):
+        if (url := run.setting(section, key)) != "–":
+            options[f"{section}.{key}"] = f"{url}/{new.name}"
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     log.info("%s", shlex.join(["cusearch", "launch", str(run.folder / "config.toml"), *words]))
 

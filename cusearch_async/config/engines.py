@@ -131,7 +131,9 @@ class DeepSpeedConfig(Section):
         _refuse_keys("DeepSpeed's zero_optimization", self.zero_optimization, ZERO_REFUSED)
         # what DeepSpeed has of the optimizer on NVMe is in no checkpoint that Adam could continue from
         for part, devices in (("offload_optimizer", ["cpu"]), ("offload_param", ["cpu", "nvme"])):
-            device = self.offload(part)
+            device, given = self.offload(part), self.zero_optimization.get(part, {})
+            if not isinstance(given, Mapping):
+                raise ValueError(f"zero_optimization.{part} must be a table, like {{device = 'cpu'}}, got {given!r}")
             if device not in (None, *devices):
                 wanted = " or ".join(map(repr, devices))
                 raise ValueError(f"zero_optimization.{part} needs device = {wanted}, got {device!r}")
@@ -140,7 +142,7 @@ class DeepSpeedConfig(Section):
     def offload(self, part: str) -> Any:
         """The device of the offloaded part; None when it stays on the GPU."""
         given = self.zero_optimization.get(part)
-        device = given.get("device") if isinstance(given, Mapping) else given
+        device = given.get("device") if isinstance(given, Mapping) else None
         return None if device == "none" else device
 
 

@@ -36,12 +36,15 @@ def scope_of(key: str) -> Scope:
     return scope_in(*_place_of(key))
 
 
-def is_text(key: str) -> bool:
-    """Whether the value of a setting is a text or a path, by its dotted key."""
+def is_text(key: str, value: str) -> bool:
+    """Whether the `value` of a command, for a setting by its dotted key, is a text or a path, or a list of them with
+    commas: not quoted, and no list as TOML has it."""
     section, name = _place_of(key)
     field = section.model_fields.get(name)
     kinds = _kinds(field.annotation) - {type(None)} if field else set()
-    return bool(kinds) and kinds <= {str, Path}
+    is_one = kinds <= {str, Path}
+    marks = ('"', "'") if is_one else ('"', "'", "[")
+    return bool(kinds) and (is_one or kinds == {tuple[str, ...]}) and not value.startswith(marks)
 
 
 def _place_of(key: str, section: type[BaseModel] = Config) -> tuple[type[BaseModel], str]:

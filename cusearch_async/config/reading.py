@@ -19,6 +19,7 @@ from cusearch_async.config.toml import read_toml
 from cusearch_async.config.whole import Config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_file
+from cusearch_async.surrogates import half_character
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 """The configs that come with the package; each can be given by its name, like `atlas`."""
@@ -124,8 +125,10 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
             if not rest or rest[0].startswith("--"):
                 raise ConfigError(f"{name} needs a value: {name} VALUE")
             value = rest.pop(0)
+        if half_character(value):
+            raise ConfigError(f"{name} {value!r} is not UTF-8")
         key = "run.steps" if name == "--steps" else name[2:]
-        yield key, value if is_text(key) and not value.startswith(('"', "'")) else _parse(name, value)
+        yield key, value if is_text(key, value) else _parse(name, value)
 
 
 def _parse(name: str, text: str) -> Any:

@@ -33,7 +33,7 @@ class RunConfig(Section):
     """Name of the run; its keys in Redis are `cusearch:{name}:…`."""
     steps: Free[int] = Field(203, ge=0)
     """Learner steps; each consumes one pool."""
-    seed: Shared[int] = Field(0, ge=0)
+    seed: Shared[int] = Field(0, ge=0, lt=1 << 63)
     """Seed of question order, selection and sampling."""
     folder: Free[Folder | None] = None
     """Folder for checkpoints, weights, logs and metrics; None: runs/{name}."""

@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -75,8 +76,11 @@ def _at_home(value: Any) -> Any:
     return at_home(str(value)) if isinstance(value, str | Path) else value
 
 
-Numbers = Annotated[tuple[int, ...], BeforeValidator(_as_numbers, json_schema_input_type=int | str | tuple[int, ...])]
-"""A list of numbers; see `as_list`."""
+_Number = Annotated[int, Field(ge=0)]
+Numbers = Annotated[
+    tuple[_Number, ...], BeforeValidator(_as_numbers, json_schema_input_type=_Number | str | tuple[_Number, ...])
+]
+"""A list of cores or devices; see `as_list`."""
 Names = Annotated[tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | tuple[str, ...])]
 """A list of texts; see `as_list`."""
 Sources = Annotated[Names, AfterValidator(lambda names: tuple(map(at_home, names)))]
@@ -88,7 +92,7 @@ Location = Annotated[str, AfterValidator(at_home)]
 
 
 class Section(Settings):
-    model_config = ConfigDict(extra="forbid", validate_default=True, coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, coerce_numbers_to_str=True, allow_inf_nan=False)
 
 
 _SECRET = re.compile(r"(?:.*[_-])?(?:pass(?:word|wd)?|token|secret|auth|api_?key|key)", re.IGNORECASE)

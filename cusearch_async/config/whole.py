@@ -145,13 +145,16 @@ class Config(Section):
             self.buffer_limit >= least,
             f"redis.max_trajectories ({self.redis.max_trajectories}) must be >= (pool.max_staleness + 2) N G = {least}",
         )
-        _require(low <= high, f"loss.correction_low ({low}) must be <= loss.correction_high ({high})")
+        _require(
+            low <= high or self.loss.correction not in ("icepop", "geometric"),
+            f"loss.correction_low ({low}) must be <= loss.correction_high ({high})",
+        )
         _require(
             transport != "http" or url is not None,
             "weights.transport is 'http', which needs weights.url, like http://10.0.0.5:29400",
         )
         _require(
-            transport != "folder" or url is None,
+            transport not in ("folder", "object") or url is None,
             f"weights.url is {url}, which is of no use without weights.transport = 'http'",
         )
         _require(
@@ -200,6 +203,10 @@ class Config(Section):
                 ),
                 (learner.attention == "sdpa", f"learner.attention = 'sdpa', got {learner.attention!r}"),
             )
+        _require(
+            learner.deepspeed.grad_accum_dtype != "bf16" or self.model.dtype == "bfloat16",
+            f"learner.deepspeed.grad_accum_dtype = 'bf16' needs model.dtype = 'bfloat16', got {self.model.dtype!r}",
+        )
         if learner.deepspeed.grad_accum_dtype == "fp32" and self.model.dtype == "bfloat16":
             # DeepSpeed's optimizer for stage 1 without offload has a state that no resume can load
             _need(

@@ -10,6 +10,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -185,12 +186,14 @@ class DeepSpeedEngine:
         """Continue from what `capture` wrote, with any number of ranks and at any ZeRO stage: bit for bit with the same
         ones, else up to the rounding of sums over other ranks.
 
-        Raises: ConfigError for a file that holds anything but tensors, or is deleted meanwhile."""
+        Raises: ConfigError for a file that holds anything but tensors, is another model's, or is deleted meanwhile."""
         shapes = {name: torch.Size(getattr(p, "ds_shape", p.shape)) for name, p in self._trained.items()}
         try:
             self._take(SavedState(folder / "deepspeed", shapes))
         except SafetensorError as error:
             raise ConfigError(f"checkpoint {folder} is no learner's, or damaged: {first_line(error)}") from error
+        except ValueError as error:
+            raise ConfigError(f"checkpoint {folder} is not of this model.path: {first_line(error)}") from error
         except OSError as error:
             if is_sealed(folder):
                 raise
@@ -218,12 +221,19 @@ class DeepSpeedEngine:
 def settings_of(learner: LearnerConfig, dtype: str) -> dict[str, Any]:
     """DeepSpeed's config. Everything that it would otherwise default to something else is explicit.
 
-    Raises: ConfigError for an option of learner.deepspeed that it does not know."""
+    Raises: ConfigError for an option of learner.deepspeed that it does not know, or a value that it does not take."""
     given, fields = learner.deepspeed, DeepSpeedZeroConfig.model_fields
     known = [*fields, *(field.alias for field in fields.values() if field.alias)]
     refuse_unknown(
         "learner.deepspeed.zero_optimization", given.zero_optimization, known, f"DeepSpeed {deepspeed.__version__}"
     )
+    zero = given.zero_optimization | {"stage": learner.zero_stage}
+    try:
+        DeepSpeedZeroConfig(**zero)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise ConfigError(f"learner.deepspeed.zero_optimization.{place}: {problem['msg']}") from error
     gradients = given.grad_accum_dtype
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -243,7 +253,7 @@ def settings_of(learner: LearnerConfig, dtype: str) -> dict[str, Any]:
         },
         "zero_force_ds_cpu_optimizer": False,  # its own Adam for offloading is compiled at the start
         "bf16": {"enabled": dtype == "bfloat16"},
-        "zero_optimization": given.zero_optimization | {"stage": learner.zero_stage},
+        "zero_optimization": zero,
         **({"data_types": {"grad_accum_dtype": gradients}} if gradients else {}),
         **({"communication_data_type": given.communication_data_type} if given.communication_data_type else {}),
         "steps_per_print": 10**9,

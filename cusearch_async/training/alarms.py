@@ -28,8 +28,9 @@ HOOK_S = 10.0
 class AlarmWatch:
     """Looks at every step of the run, from its first one on."""
 
-    def __init__(self, config: Config, from_step: int) -> None:
+    def __init__(self, config: Config, epoch: int, from_step: int) -> None:
         self._folder, self._settings = config.folder, config.alarms
+        self._epoch = epoch
         self._history = History(Limits.of(config.model_dump(mode="json")))
         earlier = read_metrics(config.folder / METRICS)
         self._rows: list[dict[str, Any]] = [row for row in earlier if row["step"] < from_step]
@@ -37,7 +38,7 @@ class AlarmWatch:
 
     def look(self, step: int, row: Metrics) -> list[Alarm]:
         """The alarms that fire at this step; of those that begin, log and hooks are told."""
-        self._rows.append({"step": step, **row})
+        self._rows.append({"step": step, "epoch": self._epoch, **row})
         firing = firing_of(self._rows, self._history)
         for alarm in firing:
             if alarm.first == step:

@@ -31,6 +31,7 @@ from cusearch_async.metrics.files import read_scores
 from cusearch_async.run.folder import SCORES
 from cusearch_async.run.history import epochs_and_steps
 from cusearch_async.run.identity import differences, fixed_terms, not_this_run
+from cusearch_async.training.selector import initial_method_state
 from cusearch_async.transport.interface import MethodState, RunState
 
 log = logging.getLogger(__name__)
@@ -277,6 +278,18 @@ def state_at(step: int, method: MethodState, config: Config) -> CheckpointState:
     )
 
 
+def memory_of(config: Config, saved: CheckpointState) -> MethodState:
+    """The method's memory at the checkpoint; as at the beginning, where another method left one of another kind.
+
+    Raises: ConfigError where the run cannot continue from it."""
+    try:
+        config.method.make().decode(saved.method.memory, config.episode.s_max)
+    except ValueError:
+        log.info("the checkpoint holds the memory of another method than %s, which begins anew", config.method.name)
+        return initial_method_state(config.method, config.episode.s_max)
+    return saved.method
+
+
 def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
     """Raises: ContractMismatch when this run cannot load the checkpoint; ConfigError when it must not continue."""
     found = differences(fixed_terms(config), saved.fixed)
@@ -288,14 +301,7 @@ def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None
             "%s was saved by %d ranks, ZeRO-%d; resharding the optimizer state to %d ranks, ZeRO-%d",
             *(folder, saved.ranks, saved.zero_stage, *now),
         )
-    method = config.method.make()
-    try:
-        method.decode(saved.method.memory, config.episode.s_max)
-    except ValueError as error:
-        raise ConfigError(
-            f"{folder} holds the memory of another method, which {config.method.name} cannot read ({error}); change "
-            "method.name back, or `cusearch reset` the run"
-        ) from error
+    memory_of(config, saved)
     if config.run.steps < saved.step:
         raise ConfigError(
             f"run.steps = {config.run.steps}, but {saved.step} steps are done ({folder}); set it to at least that"

@@ -87,7 +87,8 @@ async def train(
     if step == config.run.steps:
         await buffer.finish()
     await report.close()
-    if start.step == 0 < step == config.run.steps and not has_learned:
+    needs_advantages = not config.loss.entropy_coef and ":" not in config.loss.objective
+    if start.step == 0 < step == config.run.steps and needs_advantages and not has_learned:
         raise NothingLearned(
             f"no trajectory of the {step} steps had an advantage: within each group all rewards were equal, so the "
             "policy did not change; check the reward, and whether the questions are all too hard or all too easy"

@@ -28,7 +28,7 @@ class StepReport:
     def __init__(self, buffer: LearnerBuffer, config: Config, from_step: int) -> None:
         self._buffer = buffer
         self._config = config
-        self._alarms = AlarmWatch(config, from_step)
+        self._alarms = AlarmWatch(config, buffer.epoch, from_step)
         self._log = MetricsLog(config.folder, buffer.epoch, from_step)
         self._rates = WorkerRates()
         self._seconds: dict[str, float] = defaultdict(float)

@@ -20,7 +20,7 @@ from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import changes_since_last_start, place_of_buffer, read_starts, record_start, record_stop
 from cusearch_async.run.identity import ACCEPT_CHANGES, NOBODY, Difference, Identity, not_this_run
 from cusearch_async.training.background import in_thread
-from cusearch_async.training.checkpoint import Checkpoint, CheckpointState, check_same_run, state_at
+from cusearch_async.training.checkpoint import Checkpoint, CheckpointState, check_same_run, memory_of, state_at
 from cusearch_async.training.checkpoint_objects import learner_checkpoints
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.loop import train
@@ -93,7 +93,7 @@ class Leader:
         if newest is not None:
             with log_waiting(log, f"waiting for {newest.path} to be loaded"):
                 learner.load(newest.path)
-            step, method = newest.state.step, newest.state.method
+            step, method = newest.state.step, memory_of(config, newest.state)
         try:
             asyncio.run(self._train(learner, state_at(step, method, config)))
         finally:

@@ -2,6 +2,7 @@
 
     s3://bucket/prefix/v000012-e3/model.safetensors
     s3://bucket/prefix/v000012-e3/manifest.json            last, and removed first
+    s3://bucket/prefix/run.json                            the run that the prefix is for
 
 The learner writes a version into its own folder, then there; other machines fetch it, each once. They need nothing of
 the learner's machine. A version stays there as long as the staleness bound lets anybody roll out with it.
@@ -15,10 +16,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
+import msgspec
+
 from cusearch_async.config import Config
-from cusearch_async.errors import WeightsUnavailable, WriteFailed
+from cusearch_async.errors import ConfigError, WeightsUnavailable, WriteFailed
 from cusearch_async.files import write_failed
 from cusearch_async.objects import Objects
+from cusearch_async.run.folder import MARKER, Marker
 from cusearch_async.weights.copies import Copies, keep
 from cusearch_async.weights.folder import KEPT, NAME, WeightStore, order_of
 from cusearch_async.weights.interface import MANIFEST, Manifest
@@ -40,7 +44,14 @@ class ObjectTransport:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
+        """Raises: ConfigError where the prefix is another run's; WeightsUnavailable; WriteFailed."""
+        await asyncio.to_thread(self._mark)
         yield
+
+    def _mark(self) -> None:
+        """A learner removes the versions of earlier ones, so that two runs would remove each other's."""
+        refuse_others(self._objects, self._config.run.name)
+        self._objects.put(MARKER, self._config.folder / MARKER)
 
     @asynccontextmanager
     async def source(self, needs_last: bool = False) -> AsyncIterator[ObjectCopies]:
@@ -51,6 +62,20 @@ class ObjectTransport:
 def open_objects(url: str) -> Objects:
     """Raises: ConfigError; MissingExtra."""
     return Objects(url, "weights.objects", WeightsUnavailable)
+
+
+def refuse_others(objects: Objects, run: str) -> None:
+    """Raises: ConfigError where the versions are another run's; WeightsUnavailable."""
+    if MARKER not in objects.paths():
+        return
+    try:
+        theirs = msgspec.json.decode(objects.read(MARKER), type=Marker).run
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"weights.objects {objects.url}: {MARKER} cannot be read ({error})") from error
+    if theirs != run:
+        raise ConfigError(
+            f"weights.objects {objects.url} is for run {theirs!r}, not for {run!r}; choose another prefix"
+        )
 
 
 def versions_in(objects: Objects) -> dict[str, set[str]]:

@@ -343,6 +343,18 @@ def test_staleness_goes_with_what_is_in_flight_up_to_the_bound(workers, episodes
     assert f"{workers * episodes / 192:.1f} steps' worth, and {bound + 2}.0 steps' worth may be buffered" in text
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("--pool.order", "ticket"), "never above 2"),
+        (("--pool.order", "deferred", "--pool.defer", "5"), "never above 7"),
+        (("--pool.order", "oldest_complete"), "without a bound"),
+    ],
+)
+def test_the_bound_of_staleness_is_that_of_the_order(overrides, said):
+    assert said in workload.staleness(load_config(BASE, overrides)).text
+
+
 def test_a_model_that_is_unknown_here_is_said_and_no_error():
     found = findings("--model.path", "nobody/has-this-model")
     assert found["longest episode"].status == "not reachable"

@@ -23,6 +23,7 @@ from cusearch_async.training import checkpoint_objects
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.server import is_listening, server_command
+from cusearch_async.weights import objects as weights_objects
 from tests.conftest import free_port, wait_until
 
 
@@ -93,6 +94,24 @@ def test_checkpoints_in_an_object_store_go_too_and_another_runs_do_not(
     with pytest.raises(ConfigError, match="has the checkpoints of another run"):
         run_reset(atlas_config, [*overrides, "--run.folder", str(tmp_path / "third")], yes=True)
     assert "run.json" in objects.paths()
+
+
+def test_versions_in_an_object_store_go_too_and_another_runs_do_not(
+    config, atlas_config, overrides, tmp_path, monkeypatch
+):
+    (tmp_path / "store").mkdir()
+    objects = Objects(f"file://{tmp_path}/store", "of the test")
+    monkeypatch.setattr(weights_objects, "open_objects", lambda url: objects)
+    overrides += ["--weights.transport", "object", "--weights.objects", "s3://bucket/run"]
+    run_folder.mark(tmp_path / "other", "other")
+    objects.put("v000001-e1/manifest.json", config.folder / "metrics.jsonl")
+    objects.put("run.json", tmp_path / "other" / "run.json")
+    with pytest.raises(ConfigError, match=r"file://.* is for run 'other', not for"):
+        run_reset(atlas_config, overrides, yes=True)
+    assert len(objects.paths()) == 2
+    objects.put("run.json", config.folder / "run.json")
+    run_reset(atlas_config, overrides, yes=True)
+    assert objects.paths() == []
 
 
 def test_weights_in_a_separate_folder_are_deleted_too_and_a_strange_folder_does_not(

@@ -27,10 +27,8 @@ from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import read_starts, record_start, record_stop
 from cusearch_async.run.identity import DATA, Identity
 from cusearch_async.run.provenance import computing
-from cusearch_async.training.checkpoint import Checkpoints, state_at
 from cusearch_async.training.recorder import Recorder
 from cusearch_async.training.selector import Selector, initial_method_state
-from cusearch_async.transport.interface import MethodState
 from cusearch_async.types import Pool
 from tests.conftest import SLOW
 from tests.dashboard.test_page import data_of
@@ -399,46 +397,3 @@ def test_runs_whose_folders_have_the_same_name_are_told_apart(make_run, tmp_path
 def test_a_step_without_a_record_is_told(make_run, capsys):
     with pytest.raises(ConfigError, match="has no record of step 4; it has none"):
         cusearch(capsys, "trace", str(make_run("one").folder), "--step", "4")
-
-
-@pytest.fixture
-def checkpointed(make_run):
-    """A run with checkpoints of steps 2 and 4."""
-    config = make_run("one")
-    checkpoints = Checkpoints(config.folder, 2)
-    checkpoints.begin(1, 0)
-    for step in (2, 4):
-        folder = checkpoints.begin_write(step)
-        with checkpoints.write(state_at(step, MethodState(), config)):
-            (folder / "model").mkdir()
-            (folder / "model" / "weights").write_text(str(step))
-        checkpoints.finish(step)
-    return config
-
-
-@pytest.mark.parametrize(("words", "step"), [((), 4), (("--step", "2"), 2)])
-def test_a_fork_has_the_checkpoint_alone_and_is_another_run(checkpointed, tmp_path, capsys, words, step):
-    cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(tmp_path / "new"), *words)
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {"run.json", "checkpoints"}
-    assert run_folder.read_marker(tmp_path / "new").run == "new"
-    assert run_folder.read_marker(tmp_path / "new").id != run_folder.read_marker(checkpointed.folder).id
-    found = Checkpoints(tmp_path / "new", 1).latest()
-    assert (found.state.step, found.damaged()) == (step, [])
-
-
-@pytest.mark.parametrize(
-    ("to", "words", "why"),
-    [
-        ("new", ("--step", "3"), "has no checkpoint of step 3; it has 2, 4"),
-        ("a b", (), "'a b' cannot be one"),
-        ("one", (), "belongs to run 'atlas', not to 'one'; choose another"),
-        ("new", ("--step", "2"), "is damaged (model/weights); take another --step"),
-    ],
-)
-def test_what_cannot_be_forked_is_said_and_leaves_nothing(checkpointed, tmp_path, capsys, to, words, why):
-    if why.startswith("is damaged"):
-        (checkpointed.folder / "checkpoints" / "step000002-e1" / "model" / "weights").write_text("3")
-    place = checkpointed.folder if to == "one" else tmp_path / to
-    with pytest.raises(ConfigError, match=re.escape(why)):
-        cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(place), *words)
-    assert not (tmp_path / to).exists()

@@ -293,14 +293,23 @@ def test_the_hosts_memory_is_that_of_all_ranks():
 )
 def test_kv_bytes_per_token(name, expected):
     """Keys and values x layers x kv heads x 128 x 2 bytes, as 2 x 36 x 2 x 128 x 2."""
-    assert sizing.kv_bytes_per_token(published(name), "bfloat16") == expected
-    assert sizing.kv_bytes_per_token(published(name), "float32") == 2 * expected
+    assert sizing.kv_bytes_per_token(published(name), config_of()) == expected
+    assert sizing.kv_bytes_per_token(published(name), config_of(dtype="float32")) == 2 * expected
+    assert sizing.kv_bytes_per_token(published(name), config_of("--rollout.vllm.kv_cache_dtype", "fp8")) == expected / 2
 
 
 def test_the_kv_cache_gets_what_weights_leave_of_vllms_share():
-    room = sizing.kv_room(QWEN_7B, "bfloat16", 80 * GIB)
+    room = sizing.kv_room(QWEN_7B, config_of(), 80 * GIB)
     assert room == pytest.approx((0.92 * 80 - 4) * GIB - 2 * 7_615_616_512)
-    assert sizing.kv_room(QWEN_7B, "bfloat16", 16 * GIB) < 0
+    assert sizing.kv_room(QWEN_7B, config_of(), 16 * GIB) < 0
+
+
+def test_a_quantised_engine_has_weights_of_a_byte_but_for_embedding_and_head():
+    room = sizing.kv_room(QWEN_7B, config_of("--rollout.vllm.quantization", "fp8"), 20 * GIB)
+    embeddings = 2 * 152064 * 3584
+    assert room == pytest.approx((0.92 * 20 - 4) * GIB - 7_615_616_512 - embeddings)
+    whole = sizing.kv_room(QWEN_7B, config_of(), 20 * GIB)
+    assert sizing.kv_room(QWEN_7B, config_of("--rollout.vllm.quantization", "mine"), 20 * GIB) == whole
 
 
 # The batch.

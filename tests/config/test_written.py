@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
 from tests.config.lines import error_of, pattern_of
 
 
@@ -49,6 +51,7 @@ LISTS = {
     "learner.gpus": (("0,1", (0, 1)), ("[0, 1]", (0, 1)), ("1", (1,)), ("0, 1 ", (0, 1)), ("", ()), ("[]", ())),
     "rollout.cores": (("2,3", (2, 3)),),
     "eval.suite": (("nq,hotpotqa", ("nq", "hotpotqa")), ('["nq"]', ("nq",)), ("nq", ("nq",)), ('["a,b"]', ("a,b",))),
+    "run.tags": (("1e3", ("1e3",)), ("0.10, 2024-01-01", ("0.10", "2024-01-01")), ('["a", "b"]', ("a", "b"))),
     "data.source": (("a.jsonl, b.jsonl", ("a.jsonl", "b.jsonl")),),
     "learner.lora.targets": (("q_proj,k_proj", ("q_proj", "k_proj")),),
 }
@@ -60,6 +63,18 @@ def test_every_list_setting_takes_commas_or_toml(write, key, text, value):
     for name in key.split("."):
         found = getattr(found, name)
     assert found == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("false", False), ("False", False)])
+def test_a_setting_with_three_states_takes_true_and_false(write, text, value):
+    assert load_config(
+        write(), ["--rollout.vllm.enable_chunked_prefill", text]
+    ).rollout.vllm.enable_chunked_prefill is (value)
+
+
+def test_an_argument_that_is_no_utf_8_is_refused(write):
+    with pytest.raises(ConfigError, match=r"--run.note 'caf.udce9' is not UTF-8"):
+        load_config(write(), ["--run.note", os.fsdecode("café".encode("latin-1"))])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, StoppedByAlarm
+from cusearch_async.files import append_row
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training import alarms as module
 from cusearch_async.training.alarms import AlarmWatch
@@ -23,7 +24,7 @@ SEARCHES, NONE = {"depth/mean": 3.0}, {"depth/mean": 0.0}
 
 
 def watch(atlas_config, tmp_path, *overrides) -> AlarmWatch:
-    return AlarmWatch(load_config(atlas_config, ["--run.folder", str(tmp_path), *overrides]), 0)
+    return AlarmWatch(load_config(atlas_config, ["--run.folder", str(tmp_path), *overrides]), 1, 0)
 
 
 async def test_a_command_is_run_once_when_an_alarm_begins(atlas_config, tmp_path, caplog):
@@ -59,6 +60,16 @@ async def test_an_alarm_is_posted_as_json(atlas_config, tmp_path):
     assert (one["name"], one["run"]) == ("stops_searching", str(tmp_path))
 
 
+async def test_what_a_new_learner_sets_aside_is_no_trouble(atlas_config, tmp_path):
+    row = {"buffer/lost": 0.0, "buffer/quarantined": 0.0}
+    for step in range(3):
+        append_row(tmp_path / "metrics.jsonl", {"step": step, "epoch": 1, **row})
+    config = load_config(atlas_config, ["--run.folder", str(tmp_path)])
+    found = AlarmWatch(config, 2, 3)
+    assert found.look(3, row | {"buffer/quarantined": 7.0}) == []
+    assert [alarm.rule.name for alarm in found.look(4, row | {"buffer/quarantined": 8.0})] == ["trajectories_lost"]
+
+
 @pytest.mark.parametrize(
     ("hook", "said"),
     [
@@ -85,7 +96,7 @@ async def test_a_resumed_run_remembers_the_steps_before(setting):
     s = setting("--run.steps", "3")
     await start(s)
     assert len(read_metrics(s.config.folder / "metrics.jsonl")) == 3
-    assert len(AlarmWatch(s.config, 2)._rows) == 2, "the row of the step that is made again does not count"
+    assert len(AlarmWatch(s.config, 1, 2)._rows) == 2, "the row of the step that is made again does not count"
 
 
 async def test_a_run_ends_at_an_alarm_of_stop_on_and_keeps_the_checkpoint_before(setting):

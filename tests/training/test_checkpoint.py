@@ -11,7 +11,8 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import append_row
 from cusearch_async.training import checkpoint
-from cusearch_async.training.checkpoint import Checkpoints, CheckpointState, check_same_run
+from cusearch_async.training.checkpoint import Checkpoints, CheckpointState, check_same_run, memory_of
+from cusearch_async.training.selector import initial_method_state
 from cusearch_async.transport.interface import MethodState, RunState
 
 UNKNOWN = RunState()
@@ -322,6 +323,17 @@ def test_what_a_checkpoint_cannot_be_loaded_with_is_refused_also_where_changes_a
 )
 def test_settings_that_the_checkpoint_is_past_are_refused(refused, tmp_path, now, said):
     assert refused((), now) == said.replace("X", str(tmp_path))
+
+
+@pytest.mark.parametrize(("was", "now"), [("sdga_phase", "ar3po"), ("ar3po", "sdga_phase")])
+def test_a_method_begins_anew_behind_one_with_another_memory(atlas_config, tmp_path, caplog, was, now):
+    before, after = (load_config(atlas_config, [*STEPS, "--method.name", name]) for name in (was, now))
+    saved = checkpoint.state_at(10, initial_method_state(before.method, before.episode.s_max), before)
+    caplog.set_level("INFO")
+    check_same_run(tmp_path, saved, after)
+    assert memory_of(after, saved) == initial_method_state(after.method, after.episode.s_max)
+    assert "holds the memory of another method" in caplog.text
+    assert memory_of(before, saved) == saved.method
 
 
 @pytest.mark.parametrize("changes", [("--learner.ranks", "2"), ("--learner.zero_stage", "3")])

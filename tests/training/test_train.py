@@ -379,6 +379,17 @@ async def test_a_run_in_which_no_trajectory_has_an_advantage_does_not_succeed(se
     assert rows(s) == [0, 1, 2]
 
 
+async def test_a_run_that_learns_from_entropy_needs_no_advantage(setting):
+    s = setting("--method.singleton", "zero", "--loss.entropy_coef", "0.01")
+
+    class Same(Recorded):
+        async def put(self, trajectory):
+            return await super().put(replace(trajectory, reward=0.0))
+
+    await start(s, buffer=Same)
+    assert rows(s) == [0, 1, 2]
+
+
 async def test_a_trapped_phase_is_warned_about_in_its_step(setting, caplog):
     s = setting("--method.phase_reserve", "0", "--run.steps", "1")
     s.depth_of = lambda ticket, rollout: 2 if (ticket, rollout) == (1, 1) else 1

@@ -13,6 +13,7 @@ from cusearch_async import objects as module
 from cusearch_async.config import Config, load_config, shipped_configs
 from cusearch_async.errors import ConfigError, MissingExtra, WeightsUnavailable, WriteFailed
 from cusearch_async.objects import Objects, reason_of
+from cusearch_async.run import folder as run_folder
 from cusearch_async.weights import objects as transport_module
 from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS
 from cusearch_async.weights.objects import ObjectCopies, ObjectStore, ObjectTransport, open_objects, versions_in
@@ -264,6 +265,24 @@ def test_the_setting_makes_the_transport_and_what_does_not_fit_is_named(monkeypa
     ):
         with pytest.raises(ConfigError, match=message):
             config(*options)
+
+
+async def test_a_prefix_is_for_one_run(tmp_path, monkeypatch, store_url):  # noqa: F811
+    """The learner of another would remove its versions."""
+    monkeypatch.setattr(transport_module, "open_objects", lambda _: open_objects(store_url))
+    options = ("--weights.transport", "object", "--weights.objects", "s3://bucket/run")
+
+    def transport(run: str) -> ObjectTransport:
+        folder = tmp_path / run
+        run_folder.mark(folder, run)
+        return ObjectTransport(config(*options, "--run.name", run, "--run.folder", str(folder)))
+
+    for _ in range(2):
+        async with transport("one").serving():
+            pass
+    with pytest.raises(ConfigError, match=r"is for run 'one', not for 'two'; choose another prefix"):
+        async with transport("two").serving():
+            pass
 
 
 def test_an_error_of_s3_is_told_with_its_code_and_message():

@@ -102,13 +102,12 @@ def adapter(config: Config, shape: ModelShape) -> Finding:
 
 
 def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
-    rollout, dtype, longest = config.rollout, config.model.dtype, config.episode.max_tokens
+    rollout, longest = config.rollout, config.episode.max_tokens
     split, share = rollout.vllm.tensor_parallel_size, rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
     if not sizing.splits_evenly(shape, split):
         heads = f"the {shape.heads} attention heads and {shape.kv_heads} key heads of {config.model.path!r}"
         return Finding("error", "KV cache", f"rollout.vllm.tensor_parallel_size = {split} does not divide {heads}")
-    weights = shape.parameters * sizing.DTYPE_BYTES[dtype] // split
-    room = sizing.kv_room(shape, dtype, gpu_bytes, share, split)
+    weights, room = sizing.engine_weights(shape, config), sizing.kv_room(shape, config, gpu_bytes)
     if rollout.vllm.kv_cache_memory_bytes is not None:
         room = rollout.vllm.kv_cache_memory_bytes
         is_shared = bool(shared_gpus(config)) and not config.run.colocate
@@ -121,7 +120,7 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
                 f"{more} are more than {key}a GPU of {gpu_bytes / GIB:g} GiB holds"
             )
             return Finding("error" if weights + room > whole else "warning", "KV cache", text)
-    per_token = sizing.kv_bytes_per_token(shape, dtype, split)
+    per_token = sizing.kv_bytes_per_token(shape, config)
     fitting = max(0, room) // (per_token * longest)
     at_once = min(rollout.max_num_seqs, rollout.max_episodes)
     text = (

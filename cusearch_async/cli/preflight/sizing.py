@@ -25,6 +25,8 @@ LIVE_ELEMENTS = 1_000_000_000
 parameters that its optimizer steps at once."""
 DEVICE_ALLOWANCE = 2 * GIB
 """For a learner rank: CUDA context, NCCL buffers, fragmentation of the allocator."""
+FP8 = "fp8"
+"""How vLLM's names of quantisations to one byte begin."""
 ENGINE_SHARE = 0.92
 """vLLM's default share of the device memory (`gpu_memory_utilization`)."""
 ENGINE_ALLOWANCE = 4 * GIB
@@ -177,15 +179,28 @@ def host_bytes(shape: ModelShape, config: Config) -> tuple[int, int, int]:
     return copies * DTYPE_BYTES[dtype] * elements, held, held + checkpoint_bytes(shape, config) + collected
 
 
-def kv_bytes_per_token(shape: ModelShape, dtype: str, split: int = 1) -> int:
-    """Keys and values of all layers on one of `split` GPUs; a head that cannot be divided is on several."""
-    return 2 * shape.layers * -(-shape.kv_heads // split) * shape.head_dim * DTYPE_BYTES[dtype]
+def kv_bytes_per_token(shape: ModelShape, config: Config) -> int:
+    """Keys and values of all layers on one of an engine's GPUs; a head that cannot be divided is on several."""
+    vllm = config.rollout.vllm
+    size = 1 if vllm.kv_cache_dtype.startswith(FP8) else DTYPE_BYTES[config.model.dtype]
+    return 2 * shape.layers * -(-shape.kv_heads // vllm.tensor_parallel_size) * shape.head_dim * size
 
 
-def kv_room(shape: ModelShape, dtype: str, gpu_bytes: int, share: float = ENGINE_SHARE, split: int = 1) -> int:
-    """Bytes that vLLM's `share` of each of `split` GPUs leaves for the KV cache; 0 or less when the weights do not
+def engine_weights(shape: ModelShape, config: Config) -> int:
+    """On one of an engine's GPUs. fp8 leaves the embedding and the LM head as they are; what other names do is not
+    known here."""
+    vllm, size = config.rollout.vllm, DTYPE_BYTES[config.model.dtype]
+    whole = shape.parameters
+    if (vllm.quantization or "").startswith(FP8):
+        whole = shape.vocab * shape.hidden * (1 if shape.tied else 2)
+    return (shape.parameters - whole + size * whole) // vllm.tensor_parallel_size
+
+
+def kv_room(shape: ModelShape, config: Config, gpu_bytes: int) -> int:
+    """Bytes that vLLM's share of each of an engine's GPUs leaves for the KV cache; 0 or less when the weights do not
     fit."""
-    return int(share * gpu_bytes) - shape.parameters * DTYPE_BYTES[dtype] // split - ENGINE_ALLOWANCE
+    share = config.rollout.vllm.gpu_memory_utilization or ENGINE_SHARE
+    return int(share * gpu_bytes) - engine_weights(shape, config) - ENGINE_ALLOWANCE
 
 
 def splits_evenly(shape: ModelShape, split: int) -> bool:

@@ -118,13 +118,14 @@ def staleness(config: Config) -> Finding:
     """The expected mean, by Little's law: a trajectory that starts while F others are in flight or buffered is trained
     on F / (N G) steps later. Slow workers leave nothing buffered, so F is in flight; fast ones fill the buffer until
     admission stops them, max_staleness steps ahead of the weights."""
-    rollout, most = config.rollout, config.pool.max_staleness
+    rollout, most, bound = config.rollout, config.pool.max_staleness, config.pool.staleness_bound
     generated = config.questions_per_step * config.pool.rollouts
     ahead = rollout.workers * rollout.max_episodes / generated
     slow = min(most, ahead)
+    never = f"never above {bound}" if config.pool.order != "oldest_complete" else "without a bound (pool.order)"
     text = (
-        f"about {slow:.1f} steps if the workers are slower, {most:.1f} if the learner is slower, never above "
-        f"pool.max_staleness = {most}: {rollout.workers} x {rollout.max_episodes} episodes in flight are {ahead:.1f} "
+        f"about {slow:.1f} steps if the workers are slower, {most:.1f} if the learner is slower, {never}: "
+        f"{rollout.workers} x {rollout.max_episodes} episodes in flight are {ahead:.1f} "
         f"steps' worth, and {config.buffer_limit / generated:.1f} steps' worth may be buffered"
     )
     return Finding("ok", "staleness", text)

@@ -1,0 +1,72 @@
+"""`cusearch runs fork`: another run from a checkpoint, with nothing in common that is for one run."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
+from cusearch_async.run import folder as run_folder
+from cusearch_async.training.checkpoint import Checkpoints, state_at
+from cusearch_async.transport.interface import MethodState
+from tests.cli.test_runs import cusearch, make_run
+
+__all__ = ["make_run"]
+
+
+@pytest.fixture
+def checkpointed(make_run):
+    """A run with checkpoints of steps 2 and 4."""
+    config = make_run("one")
+    checkpoints = Checkpoints(config.folder, 2)
+    checkpoints.begin(1, 0)
+    for step in (2, 4):
+        folder = checkpoints.begin_write(step)
+        with checkpoints.write(state_at(step, MethodState(), config)):
+            (folder / "model").mkdir()
+            (folder / "model" / "weights").write_text(str(step))
+        checkpoints.finish(step)
+    return config
+
+
+@pytest.mark.parametrize(("words", "step"), [((), 4), (("--step", "2"), 2)])
+def test_a_fork_has_the_checkpoint_alone_and_is_another_run(checkpointed, tmp_path, capsys, words, step):
+    cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(tmp_path / "new"), *words)
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"run.json", "checkpoints"}
+    assert run_folder.read_marker(tmp_path / "new").run == "new"
+    assert run_folder.read_marker(tmp_path / "new").id != run_folder.read_marker(checkpointed.folder).id
+    found = Checkpoints(tmp_path / "new", 1).latest()
+    assert (found.state.step, found.damaged()) == (step, [])
+
+
+def test_a_fork_has_a_place_of_the_same_kind_for_everything_that_is_for_one_run(
+    checkpointed, make_run, tmp_path, capsys, caplog
+):
+    caplog.set_level("INFO")
+    settings = "--weights.transport object --weights.objects s3://b/w --learner.checkpoint_objects s3://b/c"
+    make_run("one", *settings.split(), "--weights.folder", str(tmp_path / "shm"), steps=0)
+    cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(tmp_path / "new"))
+    command = caplog.messages[-1].split()
+    begun = load_config(checkpointed.folder / "config.toml", command[command.index("--run.name") :])
+    assert begun.weights_folder.is_relative_to(tmp_path / "new")
+    assert (begun.weights.objects, begun.learner.checkpoint_objects) == ("s3://b/w/new", "s3://b/c/new")
+
+
+@pytest.mark.parametrize(
+    ("to", "words", "why"),
+    [
+        ("new", ("--step", "3"), "has no checkpoint of step 3; it has 2, 4"),
+        ("a b", (), "'a b' cannot be one"),
+        ("one", (), "belongs to run 'atlas', not to 'one'; choose another"),
+        ("new", ("--step", "2"), "is damaged (model/weights); take another --step"),
+    ],
+)
+def test_what_cannot_be_forked_is_said_and_leaves_nothing(checkpointed, tmp_path, capsys, to, words, why):
+    if why.startswith("is damaged"):
+        (checkpointed.folder / "checkpoints" / "step000002-e1" / "model" / "weights").write_text("3")
+    place = checkpointed.folder if to == "one" else tmp_path / to
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(place), *words)
+    assert not (tmp_path / to).exists()
