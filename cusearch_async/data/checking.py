@@ -13,13 +13,14 @@ import regex
 
 from cusearch_async.data import columns
 from cusearch_async.data.files import locate, read_rows
-from cusearch_async.data.rows import can_be_answered, origin_of, parse_row
+from cusearch_async.data.rows import Origin, can_be_answered, parse_row
 from cusearch_async.errors import ConfigError
 from cusearch_async.types import Question
 
 _JOINED = re.compile(r"\|\||\s\|\s|\w\|\w|;\s|\n|\t|\s/\s|##|@@|<br */?>")
 """Separators of aliases in some files, which are rare in answers."""
-_WORD = regex.compile(r"[\w\p{M}\p{Sm}\p{Sc}%#°]+")
+_WORD = regex.compile(r"(?:[\w\p{M}\p{Sm}\p{Sc}%#°^]|[-*/.,](?=\d))+")
+_RAISED = regex.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 
 
 @dataclass(slots=True)
@@ -29,17 +30,17 @@ class Checked:
     path: Path
     questions: list[Question] = field(default_factory=list)
     """Of its good rows, in their order."""
-    places: dict[str, str] = field(default_factory=dict)
-    """Question id -> line or row."""
+    places: list[str] = field(default_factory=list)
+    """Line or row of each."""
     problems: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     """Columns of which nothing is read."""
 
 
-def read_all(source: str, key: str) -> Checked:
-    """Raises: ConfigError when the file itself cannot be read."""
+def read_all(source: str, origin: Origin, key: str) -> Checked:
+    """`origin`: what its rows are named after. Raises: ConfigError when the file itself cannot be read."""
     found = Checked(locate(source, key))
-    origin, names = origin_of(source), set[str]()
+    names, ids = set[str](), set[str]()
     for number, row in enumerate(read_rows(found.path, key)):
         names |= set(row.columns)
         try:
@@ -49,25 +50,25 @@ def read_all(source: str, key: str) -> Checked:
             continue
         place = row.where.removeprefix(f"{found.path}, ")
         found.questions.append(question)
-        if question.id in found.places:
+        found.places.append(place)
+        if question.id in ids:
             found.problems.append(f"{place}: the id {question.id!r} was used before")
-        found.places.setdefault(question.id, place)
+        ids.add(question.id)
     found.unread = sorted(name for name in names if not columns.is_read(name))
     return found
 
 
 def asked(text: str) -> str:
     """A question without case, punctuation, blanks and width of characters, which make no other question of it.
-    C++ and C# are others, and 5% and $5."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
+    C++ and C# are others, and 5%, $5, -5, 3.5, 3/5 and 3⁵."""
+    folded = unicodedata.normalize("NFKC", _RAISED.sub(r"^\g<0>", text)).casefold()
     return " ".join(_WORD.findall(folded)) or folded
 
 
 def warnings_of(found: Checked) -> list[str]:
     unanswerable, joined, warnings = [], [], []
     by_text: defaultdict[str, list[str]] = defaultdict(list)
-    for question in found.questions:
-        place = found.places[question.id]
+    for question, place in zip(found.questions, found.places, strict=True):
         by_text[asked(question.text)].append(place)
         unanswerable += [] if can_be_answered(question) else [f"{place}: {question.answers[0]!r:.40}"]
         joined += [f"{place}: {answer!r:.60}" for answer in question.answers if _JOINED.search(answer.strip())]
@@ -86,8 +87,8 @@ def warnings_of(found: Checked) -> list[str]:
 def overlap(found: Checked, others: Mapping[str, str]) -> list[str]:
     """A line for each question of the file that is also in `others` (`asked_in`)."""
     return [
-        f"{found.places[question.id]}: also asked in {others[text]}: {question.text!r:.100}"
-        for question in found.questions
+        f"{place}: also asked in {others[text]}: {question.text!r:.100}"
+        for question, place in zip(found.questions, found.places, strict=True)
         if (text := asked(question.text)) in others
     ]
 
@@ -95,7 +96,9 @@ def overlap(found: Checked, others: Mapping[str, str]) -> list[str]:
 def asked_in(checked: Iterable[Checked]) -> dict[str, str]:
     """Asked -> file and place."""
     return {
-        asked(question.text): f"{one.path}, {one.places[question.id]}" for one in checked for question in one.questions
+        asked(question.text): f"{one.path}, {place}"
+        for one in checked
+        for question, place in zip(one.questions, one.places, strict=True)
     }
 
 

@@ -20,6 +20,7 @@ from cusearch_async.data import columns
 from cusearch_async.environments.templates import PAPER
 from cusearch_async.errors import ConfigError, first_line, packages_of
 from cusearch_async.files import write_file
+from cusearch_async.paths import at_home
 from cusearch_async.surrogates import half_character
 from cusearch_async.types import Question
 
@@ -56,7 +57,7 @@ def locate(source: str, key: str) -> Path:
 
     Raises: ConfigError naming `key` and the file."""
     if not source.startswith(HUB):
-        path = Path(source)
+        path = Path(at_home(source))
         if path.is_dir():
             raise ConfigError(f"{key}: {path} is a folder; give a file in it, one of {', '.join(SUFFIXES)}")
         if not path.is_file():
@@ -86,11 +87,11 @@ def ending(path: Path) -> str:
     return Path(path.name.removesuffix(PACKED)).suffix.lower()
 
 
-def read_rows(path: Path, key: str) -> Iterator[Row]:
-    """Raises: ConfigError when the file itself cannot be read."""
+def read_rows(path: Path, key: str, others: Collection[str] = ()) -> Iterator[Row]:
+    """`others`: names of columns that are read, too. Raises: ConfigError when the file itself cannot be read."""
     try:
         if ending(path) == ".parquet":
-            yield from _parquet_rows(path)
+            yield from _parquet_rows(path, others)
             return
         with _opened(path) as file:
             if file.peek(2)[:2] in _UTF_16:
@@ -123,7 +124,7 @@ def _opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
     return gzip.open(path)
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path, others: Collection[str]) -> Iterator[Row]:
     with packages_of("eval"):
         import pyarrow as pa  # noqa: PLC0415  (only for a parquet file)
         from pyarrow import parquet  # noqa: PLC0415
@@ -132,7 +133,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         file = parquet.ParquetFile(path)
         names = file.schema_arrow.names
         _check_columns(path, names)
-        wanted = [name for name in names if columns.is_read(name)]
+        wanted = [name for name in names if columns.is_read(name) or columns.folded(name) in others]
         if "question" in map(columns.folded, names):
             wanted = [name for name in wanted if columns.folded(name) != "prompt"]  # long, and of no use then
         rows = (row for batch in file.iter_batches(columns=wanted) for row in _values_of(batch))
@@ -174,21 +175,29 @@ def _table_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator
     reader = csv.DictReader(text, restkey=_TOO_MANY, delimiter=delimiter, strict=True)
     names = reader.fieldnames or ()
     _check_columns(path, names)
+    asked = {name for name in names if columns.folded(name) in (*columns.QUESTION, *columns.ANSWERS)}
     while True:
+        first = reader.reader.line_num + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            yield Row(f"{path}, line {reader.reader.line_num}", {}, f"is not CSV: {error}")
+            yield Row(f"{path}, {_lines(first, reader.reader.line_num)}", {}, f"is not CSV: {error}")
             continue
         if cells is None:
             return
         where = f"{path}, line {reader.line_num}"
-        if _TOO_MANY in cells:
+        if delimiter == "\t" and any("\t" in cell and "\n" in cell for name in asked if (cell := cells[name])):
+            yield Row(f"{path}, {_lines(first, reader.line_num)}", {}, "a quotation mark is open: all is one row")
+        elif _TOO_MANY in cells:
             yield Row(where, {}, f"has more than the {len(names)} cells of the header")
         elif any(half_character(cell) for cell in cells.values() if cell):
             yield Row(where, {}, "is not UTF-8")
         else:
             yield Row(where, columns.by_name({name: cell for name, cell in cells.items() if cell}), columns=names)
+
+
+def _lines(first: int, last: int) -> str:
+    return f"lines {first} to {last}" if last > first else f"line {last}"
 
 
 def _line_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator[Row]:

@@ -39,7 +39,7 @@ def load_questions(sources: Sequence[str]) -> list[Question]:
     """Training questions of all `sources`: one of WORLDS, a file (see data/files.py), or hf:OWNER/NAME/FILE.
 
     Raises: ConfigError naming the file, the row and the field, or two questions of one id."""
-    origins = zip(sources, _origins(sources), strict=True)
+    origins = zip(sources, origins_of(sources), strict=True)
     questions = _unique([one for source, origin in origins for one in _questions_of(source, "data.source", origin)])
     unanswerable = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
     if unanswerable:
@@ -71,7 +71,7 @@ def first_question(config: Config, label: str) -> Question:
     """Of an environment, without reading the others. Raises: ConfigError."""
     sources = config.sources_of(label)
     if sources:
-        return next(_questions_of(sources[0], "data.source", _origins(sources)[0]))
+        return next(_questions_of(sources[0], "data.source", origins_of(sources)[0]))
     own = config.environment[label].kind.questions()
     if not own:
         raise ConfigError(f"environment.{label}: {config.environment[label].name} has no questions; set its source")
@@ -107,7 +107,7 @@ def _of_world(settings: EvalConfig, world: World | None) -> list[Question]:
 
 def _of_suite(settings: EvalConfig) -> list[Question]:
     questions: list[Question] = []
-    for name, origin in zip(settings.suite, _origins(settings.suite), strict=True):
+    for name, origin in zip(settings.suite, origins_of(settings.suite), strict=True):
         if name not in SUITE and not Path(name).suffix:
             known = f"{', '.join(SUITE)}, or .parquet or .jsonl files"
             raise ConfigError(f"eval.suite: {name!r} is not a benchmark; use {known}")
@@ -117,7 +117,9 @@ def _of_suite(settings: EvalConfig) -> list[Question]:
             chosen = stream(Stream.EVALUATED, 0).choice(len(found), size=settings.limit, replace=False)
             found = [found[i] for i in sorted(chosen.tolist())]
         questions += found
-    return questions
+    if "all" in (names := {question.category for question in questions}) and len(names) > 1:
+        raise ConfigError("eval.suite has questions of the source 'all', the name of all sources together; rename it")
+    return _unique(questions)
 
 
 def asks_of_atlas(config: Config) -> bool:
@@ -149,7 +151,7 @@ def file_of(name: str, folder: str) -> str:
     return f"{folder}/{SUITE[name][0]}" if name in SUITE else name
 
 
-def _origins(sources: Sequence[str]) -> list[Origin]:
+def origins_of(sources: Sequence[str]) -> list[Origin]:
     """What the rows of each source are named after; two files of one name by their folders, too."""
     origins = [Origin(source) if source in SUITE else origin_of(source) for source in sources]
     folders = [Path(source.removeprefix(HUB)).parent for source in sources]

@@ -150,7 +150,6 @@ def build(
     if chunks.exists() and not (source.exists() and source.read_text(encoding="utf-8") == made_of):
         log.warning("%s holds parts of another corpus, or of another tokenizer; starting again", chunks)
         shutil.rmtree(chunks)
-    manifest.break_seal(folder / _INDEX)
     chunks.mkdir(parents=True, exist_ok=True)
     write_file(source, made_of.encode())
     vocabulary: dict[str, int] = {}
@@ -164,6 +163,7 @@ def build(
     index, old = folder / _INDEX, folder / f"{_INDEX}.old"
     with writing(index) as unfinished:
         _index_of(ids, vocabulary).save(unfinished, show_progress=False)
+    manifest.break_seal(index)
     remove(old)
     if index.exists():  # moved away, not written over: a retriever may be reading it
         index.rename(old)

@@ -144,12 +144,14 @@ def _read_line(line: bytes, where: str) -> Passage:
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
     text = next((row[name] for name in _TEXTS if isinstance(row.get(name), str) and row[name].strip()), None)
-    titled = f'"{row["title"]}"\n{text}' if text and row.get("title") else text  # Search-R1's form
+    title = row.get("title")
+    title = " ".join(str(title).split()) if isinstance(title, str | int) else ""  # pandas writes NaN for none
+    titled = f'"{title}"\n{text}' if text and title else text  # Search-R1's form
     contents = row.get("contents", titled)
     if not isinstance(contents, str) or not contents.strip():
         there = "" if "contents" in row else f"; its fields are {', '.join(row)}"
         raise ConfigError(f"{where}: 'contents' must be non-blank text, got {contents!r:.200}{there}")
-    id_ = next((row[name] for name in _IDS if name in row), None)
+    id_ = next((row[name] for name in _IDS if row.get(name) is not None), None)
     if id_ is None:
         raise ConfigError(f"{where}: has no 'id'")
     return {"id": str(id_), "contents": contents}

@@ -24,6 +24,8 @@ from cusearch_async.retrieval.corpus import Corpus
 from cusearch_async.streams import Stream, stream
 
 _AT_ONCE = 64
+_OWN = ("manifest.json", "progress.json", "chunks", "bm25", "bm25.old", "index.faiss", "vectors.f32")
+"""What `build` makes beside the places of the passages, which it makes first."""
 
 
 class Index(Protocol):
@@ -51,7 +53,7 @@ class Degradation:
         """The result of one search, with noise and distractors."""
         if not self.disturbs:
             return found
-        seed = query.seed if self.settings.stochastic else xxhash.xxh32_intdigest(query.text.encode())
+        seed = query.seed if self.settings.stochastic else xxhash.xxh32_intdigest(query.text.encode(errors="replace"))
         rng = stream(Stream.DISTRACTORS, self.seed, seed)
         if rng.random() < self.settings.noise:
             return [(passages[i], 0.0) for i in rng.integers(len(passages), size=topk).tolist()]
@@ -124,9 +126,20 @@ def in_memory(passages: Sequence[Passage], settings: RetrieverConfig) -> Index:
         return index
 
 
+def _refuse_foreign(folder: Path) -> None:
+    """Raises: ConfigError where a file would be replaced that no index of ours has left there."""
+    there = sorted(name for name in _OWN if (folder / name).exists())
+    if there and not any(folder.glob(_starts_file(folder, "*").name)):
+        raise ConfigError(
+            f"retriever.index {folder} holds {', '.join(there)}, which `cusearch index` has not made; choose an empty "
+            "folder"
+        )
+
+
 def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: OnProgress) -> None:
     """Make the index of a corpus in `folder`; continues where it was interrupted. Raises: ConfigError."""
     make, _, options = _parts(settings)
+    _refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
     starts = _starts_file(folder, corpus.fingerprint)  # an index of another corpus serves until this one is made
     with writing(starts) as unfinished:

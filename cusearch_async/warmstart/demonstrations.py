@@ -21,6 +21,7 @@ import numpy as np
 from cusearch_async.agents.conversation import special_tokens
 from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.config import Config
+from cusearch_async.data.columns import read_literal
 from cusearch_async.data.files import Row, locate, read_rows
 from cusearch_async.data.rows import Origin, origin_of, parse_row
 from cusearch_async.environments import AgentEnvironment, Environment
@@ -28,6 +29,7 @@ from cusearch_async.environments.search import TAGS
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.rollout.prompting import build_prompt, encode
 from cusearch_async.rollout.turn import Turn
+from cusearch_async.surrogates import half_character
 from cusearch_async.training.recorder import read_record, recorded
 from cusearch_async.types import Question, Trajectory
 
@@ -35,6 +37,8 @@ OPTION = "--demonstrations"
 _WORKER = "demonstration"
 _MAY_BE_NULL = ("prediction", "recall")
 """Fields of a trajectory; columns that are null are left out where rows are read."""
+_COLUMNS = {"turns", "documents", *Trajectory.__slots__}
+"""Those that a file of questions does not have."""
 _VECTORS = {"token_ids": np.int32, "sampled": np.bool_, "logprobs": np.float32, "versions": np.int32}
 
 
@@ -76,8 +80,12 @@ def read_demonstrations(sources: Sources, tokenizer: Any, config: Config) -> Rea
                 seen.add(found.token_ids.tobytes())
                 read.trajectories.append(found)
     if not read.trajectories:
-        first = f": {read.problems[0]}" if read.problems else f", or none has a reward of {sources.min_reward:g}"
-        raise ConfigError(f"{OPTION}: none of {len(read.problems)} demonstrations can be used{first}")
+        if read.problems:
+            raise ConfigError(f"none of {len(read.problems)} demonstrations can be used: {read.problems[0]}")
+        if without := [str(folder) for folder in sources.runs if not recorded(folder)]:
+            raise ConfigError(f"no demonstration: {', '.join(without)} has no recorded steps (--from)")
+        where = ", ".join((*sources.files, *map(str, sources.runs)))
+        raise ConfigError(f"no demonstration in {where} has a reward of {sources.min_reward:g}")
     return read
 
 
@@ -85,7 +93,7 @@ def _makers(sources: Sources, rollout: _Rollout) -> Iterator[Callable[[], Trajec
     """One for each demonstration. It raises: ConfigError or EpisodeFailed naming the row and what is wrong."""
     for path in sources.files:
         origin = origin_of(path)
-        for number, row in enumerate(read_rows(locate(path, OPTION), OPTION)):
+        for number, row in enumerate(read_rows(locate(path, OPTION), OPTION, _COLUMNS)):
             yield partial(rollout.of_row, row, origin, number)
     for folder in sources.runs:
         for step in recorded(folder):
@@ -158,7 +166,9 @@ class _Rollout:
                 for name in Trajectory.__slots__
             }
             values |= {name: np.array(values[name], dtype=kind) for name, kind in _VECTORS.items()}
+            values["answers"] = _list_of_texts(values["answers"], f"{row.where}: 'answers'", least=1)
             found = Trajectory(**values | {name: tuple(values[name]) for name in ("answers", "starts")})
+            _check_exported(found, len(self._tokenizer))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"{row.where}: it is no exported trajectory: {type(error).__name__}: {error}") from error
         return self.checked(found, row.where)
@@ -180,7 +190,7 @@ class _Rollout:
         return replace(found, logprobs=np.zeros_like(found.logprobs), versions=np.zeros_like(found.versions))
 
     def _environment(self, where: str, label: Any) -> Environment:
-        if label not in self._environments:
+        if not isinstance(label, str) or label not in self._environments:
             known = ", ".join(self._environments)
             raise ConfigError(f"{where}: 'environment' must be one of {known}, got {label!r:.60}")
         return self._environments[label]
@@ -188,12 +198,12 @@ class _Rollout:
 
 def _texts(row: Row, column: str) -> list[str]:
     """Raises: ConfigError unless it is a list of texts, at least one."""
-    return _list_of_texts(row.values.get(column), f"{row.where}: {column!r}", least=1)
+    return _list_of_texts(read_literal(row.values.get(column)), f"{row.where}: {column!r}", least=1)
 
 
 def _documents(row: Row) -> list[list[str]]:
     """Of each search. Raises: ConfigError."""
-    given = row.values.get("documents") or []
+    given = read_literal(row.values.get("documents") or [])
     if not isinstance(given, list):
         raise ConfigError(f"{row.where}: 'documents' must hold a list of texts for each search, got {given!r:.200}")
     found = [_list_of_texts(one, f"{row.where}: each of 'documents'") for one in given]
@@ -206,7 +216,21 @@ def _documents(row: Row) -> list[list[str]]:
 def _list_of_texts(value: Any, what: str, least: int = 0) -> list[str]:
     if not isinstance(value, list) or len(value) < least or not all(isinstance(text, str) for text in value):
         raise ConfigError(f"{what} must be a list of texts, got {value!r:.200}")
+    if half := half_character("".join(value)):
+        raise ConfigError(f"{what} contains an unpaired surrogate, {half}; fix the text")
     return value
+
+
+def _check_exported(found: Trajectory, vocabulary: int) -> None:
+    """What its own checks leave to the codec. Raises: ValueError."""
+    texts = [found.question_id, found.question, found.environment, found.prediction or ""]
+    if not all(isinstance(text, str) and half_character(text) is None for text in texts):
+        raise ValueError("question, question_id, environment and prediction must be texts")
+    if not isinstance(found.depth, int) or not isinstance(found.reward, int | float):
+        raise ValueError(f"depth {found.depth!r} must be an integer and reward {found.reward!r} a number")
+    strange = found.token_ids[(found.token_ids < 0) | (found.token_ids >= vocabulary)]
+    if len(strange):
+        raise ValueError(f"token {strange[0]} is none of the tokenizer's {vocabulary}")
 
 
 class _WrittenPolicy:

@@ -180,6 +180,36 @@ def test_questions_that_differ_in_a_symbol_or_a_vowel_sign_are_others():
     assert asked("Who -- `Peru`?") == asked("who, Peru")
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [("12*4", "12/4"), ("-5", "5"), ("3.5", "3,5"), ("10²", "102"), ("10-2", "10 2")]
+)
+def test_questions_that_differ_in_a_sign_of_a_number_are_others(one, other):
+    assert asked(f"What is {one}?") != asked(f"What is {other}?")
+    assert asked(f"What is {one}?") == asked(f"what  is {one}")
+
+
+def test_each_of_two_rows_with_one_id_is_named_by_its_own_line(cusearch, write):
+    rows = [GOOD | {"question": text} for text in ("x", "y", "z")]
+    rows[0] |= {"golden_answers": ["the"]}
+    rows[2] |= {"golden_answers": ["an"]}
+    output = " ".join(cusearch("data", "check", write(*rows))[1].split())
+    assert "(line 1: 'the'; line 3: 'an')" in output
+
+
+def test_ids_that_two_files_share_are_told(cusearch, write):
+    files = [write(GOOD | {"question": name}, name=f"{name}.jsonl") for name in "ab"]
+    output = " ".join(cusearch("data", "check", *files)[1].split())
+    assert "1 id of earlier files, first 'nq/1'; for one run give each question its own id" in output
+    other = write(GOOD | {"question": "c", "data_source": "mine"}, name="c.jsonl")
+    assert "of earlier files" not in cusearch("data", "check", files[0], other)[1]
+
+
+def test_a_file_of_the_home_folder_is_found(cusearch, write, monkeypatch, tmp_path):
+    write(GOOD)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cusearch("data", "check", "~/train.jsonl")[0] == 0
+
+
 def test_answers_that_may_be_several_in_one_text_are_named(cusearch, write):
     texts = ["a || b", "a | b", "a; b", "a b"]
     joined = [GOOD | {"id": str(i), "golden_answers": [text]} for i, text in enumerate(texts)]

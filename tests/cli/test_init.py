@@ -108,6 +108,19 @@ def test_what_cannot_be_written_is_refused_and_leaves_no_file(tmp_path, words, w
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_is_made_for_it_and_paths_at_home_are_found_by_what_is_printed(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ("deep/mine.toml", "--data", "~/t.jsonl", "--passages", "atlas", "--held-out", "nq,bamboogle")
+    done = init_in(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert f"  cusearch data check {tmp_path}/t.jsonl --config deep/mine.toml\n" in done.stdout
+    assert "cusearch index" not in done.stdout
+    config = load_config(tmp_path / "deep" / "mine.toml")
+    assert config.eval.suite == ("nq", "bamboogle")
+    assert (config.retriever.corpus, config.retriever.index) == ("atlas", None)
+
+
 def test_in_a_terminal_it_asks_for_what_is_not_given(tmp_path, monkeypatch):
     asked = []
 

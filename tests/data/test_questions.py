@@ -336,6 +336,20 @@ def test_benchmarks_are_taken_by_name(suite):
     assert found[50].text == "nq 0?"
 
 
+def test_a_suite_has_no_source_with_the_name_of_all(suite, write):
+    """Its scores would be hidden behind those of all together."""
+    files = [write(ROW | {"data_source": name, "id": 1}, name=f"{name}.jsonl") for name in ("all", "b")]
+    with pytest.raises(ConfigError, match="questions of the source 'all', the name of all sources together; rename it"):
+        load_eval_questions(suite("--eval.suite", json.dumps(files)))
+    assert len(load_eval_questions(suite("--eval.suite", json.dumps(files[:1])))) == 1
+
+
+def test_files_of_a_suite_have_different_ids(suite, write):
+    files = [write(ROW | {"data_source": "mine", "id": 1, "question": name}, name=f"{name}.jsonl") for name in "ab"]
+    with pytest.raises(ConfigError, match="two questions have the id"):
+        load_eval_questions(suite("--eval.suite", json.dumps(files)))
+
+
 def test_a_suite_of_files_is_scored_by_their_names(suite, write):
     row = {"id": "test_0", "question": "q", "golden_answers": ["a"]}
     files = [write(row, name=f"{name}/test.jsonl") for name in ("one", "two")]

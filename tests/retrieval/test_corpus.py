@@ -74,10 +74,18 @@ def test_a_corpus_may_be_packed_or_an_array(tmp_path, content, packed, bom):
         {"idx": 7, "title": "Tamsk", "text": "Tamsk has a bell."},
         {"_id": "7", "title": "Tamsk", "text": "Tamsk has a bell.", "metadata": {}},
         {"docid": "7", "title": "Tamsk", "paragraph_text": "Tamsk has a bell."},
+        {"id": None, "_id": "7", "title": "\nTamsk ", "text": "Tamsk has a bell."},
     ],
 )
 def test_a_title_and_a_text_are_a_passage(write, row):
     assert list(Corpus(write(*lines([row])))) == [{"id": "7", "contents": '"Tamsk"\nTamsk has a bell.'}]
+
+
+@pytest.mark.parametrize("title", [float("nan"), None, "", " "])
+def test_a_title_that_is_none_is_left_out(write, title):
+    """pandas writes NaN."""
+    row = {"id": "7", "title": title, "text": "Tamsk has a bell."}
+    assert list(Corpus(write(*lines([row])))) == [{"id": "7", "contents": "Tamsk has a bell."}]
 
 
 @pytest.mark.parametrize(
@@ -211,6 +219,26 @@ def test_nothing_of_others_is_deleted_when_the_index_starts_over(write, tmp_path
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept[:3] == ["bm25", "corpus.jsonl", "manifest.json"]
     assert len(kept) == 4, "and where the passages of this corpus begin"
+
+
+@pytest.mark.parametrize("name", ["chunks", "bm25", "manifest.json", "index.faiss"])
+def test_a_folder_with_files_of_others_gets_no_index(settings, name):
+    settings.index.mkdir()
+    (settings.index / name).mkdir() if "." not in name else (settings.index / name).write_text("mine")
+    with pytest.raises(
+        ConfigError, match=rf"holds {name}, which `cusearch index` has not made; choose an empty folder"
+    ):
+        made(settings)
+    assert [path.name for path in settings.index.iterdir()] == [name]
+
+
+@loads_an_index
+def test_an_index_serves_while_another_is_begun(settings, monkeypatch, tmp_path):
+    before = found(made(settings))
+    other = settings.model_copy(update={"corpus": str(tmp_path / "other.jsonl")})
+    Path(other.corpus).write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in MANY[::-1]))
+    interrupted(other, monkeypatch)
+    assert found(indexing.load(Path(settings.corpus), settings.index, settings)) == before
 
 
 @loads_an_index

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pandas
 import pytest
 
 from cusearch_async.agents import episode as agent_episode
@@ -141,6 +142,15 @@ def test_what_the_environment_wrote_is_masked(tmp_path, tokenizer, config):
     assert trained == "".join(GOOD["turns"])
 
 
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.csv"])
+def test_demonstrations_may_be_a_table(tmp_path, tokenizer, config, name):
+    [expected] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
+    table = pandas.DataFrame([GOOD])
+    table.to_parquet(tmp_path / name) if name.endswith("parquet") else table.to_csv(tmp_path / name, index=False)
+    [found] = read_demonstrations(Sources((str(tmp_path / name),)), tokenizer, config).trajectories
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+
+
 def test_a_turn_without_a_stop_text_ends_with_the_end_of_text(tmp_path, tokenizer, config):
     row = GOOD | {"turns": ["I know it.", GOOD["turns"][2]], "documents": []}
     [found] = read_demonstrations(written(tmp_path, row), tokenizer, config).trajectories
@@ -170,6 +180,9 @@ def test_equal_demonstrations_count_once(tmp_path, tokenizer, config):
         ({"turns": ["word " * 90 + GOOD["turns"][0], *GOOD["turns"][1:]]}, "more than episode.max_turn_tokens (80)"),
         ({"question": "word " * 200}, "more than episode.max_prompt_tokens (96)"),
         ({"environment": "other"}, "'environment' must be one of search, got 'other'"),
+        ({"environment": ["search"]}, "'environment' must be one of search, got ['search']"),
+        ({"turns": ["<think>\ud83d</think>", *GOOD["turns"][1:]]}, r"contains an unpaired surrogate, \ud83d"),
+        ({"documents": [["a \ud83d"], ["b"]]}, r"contains an unpaired surrogate, \ud83d"),
         ({"turns": ["Action: Search[x]"] * 6, "documents": []}, "it gives no answer; its last turn is 'Action"),
     ],
 )
@@ -205,11 +218,17 @@ def test_an_exported_trajectory_is_a_demonstration_with_its_own_tokens(tmp_path,
         ({"sampled": [True] * 3}, "it is no exported trajectory: InvalidTrajectory"),
         ({"token_ids": "x"}, "it is no exported trajectory"),
         ({"depth": "deep"}, "it is no exported trajectory"),
+        ({"depth": 1.5}, "depth 1.5 must be an integer"),
+        ({"question": 5}, "question, question_id, environment and prediction must be texts"),
+        ({"answers": "Ruble"}, "'answers' must be a list of texts, got 'Ruble'"),
+        ({"token_ids": "FAR"}, "token 99999 is none of the tokenizer's"),
         ({"environment": "other"}, "'environment' must be one of search, got 'other'"),
     ],
 )
 def test_an_exported_trajectory_of_another_run_is_left_out(tmp_path, tokenizer, config, change, problem):
     [made] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
+    if change.get("token_ids") == "FAR":
+        change = {"token_ids": [*made.token_ids.tolist()[:-1], 99999]}
     read = read_demonstrations(written(tmp_path, GOOD, as_json(made) | change), tokenizer, config)
     assert [problem in one for one in read.problems] == [True]
 
@@ -237,8 +256,10 @@ def test_recorded_trajectories_of_a_run_are_demonstrations_if_their_reward_suffi
     read = read_demonstrations(Sources(runs=(folder,), min_reward=0.1), tokenizer, config)
     assert (len(read.trajectories), len(read.problems)) == (1, 1)
     assert f"{folder}, step 0, trajectory 1:0: it does not begin with the prompt" in read.problems[0]
-    with pytest.raises(ConfigError, match="none of 0 demonstrations can be used, or none has a reward of 2"):
+    with pytest.raises(ConfigError, match=r"no demonstration in .*run has a reward of 2"):
         read_demonstrations(Sources(runs=(folder,), min_reward=2), tokenizer, config)
+    with pytest.raises(ConfigError, match=r"no demonstration: .*empty has no recorded steps"):
+        read_demonstrations(Sources(runs=(tmp_path / "empty",)), tokenizer, config)
 
 
 def test_a_recorded_episode_of_many_rows_is_read(tmp_path, tokenizer):
