@@ -55,6 +55,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     models = {"before": config.model.location} if arguments.before else {}
     models["now"] = arguments.checkpoint or newest_model(config)
     configure_process([])
+    from cusearch_async.processes.engines import check_policy  # noqa: PLC0415  (transformers only where it is needed)
+
+    for model in models.values():
+        check_policy(config, model, "--checkpoint" if model == arguments.checkpoint else "model.path")
     refuse_idle_cuda()
     gold = (arguments.gold,) if arguments.gold else ()
     if config.retriever.backend == "zerosearch" and not gold:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ ENVIRONMENT, PROMPT, UNLIKELY_TOKEN = "magenta", "dim", "underline bold"
 """Styles that can be read on dark and on light terminals; the model's text has the terminal's own colour."""
 HALF = "\N{REPLACEMENT CHARACTER}"
 """Tokenizers decode an incomplete character to this."""
+ID = re.compile(r"\d+:\d+")
 UNLIKELY = -2.0
 """Sampled tokens below this log-probability are marked."""
 
@@ -53,20 +55,24 @@ def add(parser: argparse.ArgumentParser) -> None:
     peek = actions.add_parser("peek", help="show one trajectory: turns, passages, mask, log-probabilities")
     requeue = actions.add_parser("requeue", help="take a ticket from its worker, or reopen an incomplete group")
     out = actions.add_parser("quarantine", help="list quarantined trajectories; with an id, quarantine that one")
-    for action in (peek, requeue, out):
-        action.add_argument("config", type=Path, help=CONFIG_HELP)
-        add_trust(action)
+    for action in (peek, requeue):
+        add_config(action)
     peek.add_argument("trajectory", help="its id, TICKET:ROLLOUT")
     requeue.add_argument("what", metavar="ticket", help="its number")
-    text = "id of a buffered trajectory, TICKET:ROLLOUT"
-    out.add_argument("what", nargs="?", default="", metavar="trajectory", help=text)
-    out.add_argument("--reason", default=BY_OPERATOR, help="the reason to store with it")
+    text = f"{CONFIG_HELP}; behind it the id of a buffered trajectory, TICKET:ROLLOUT, if one is to be taken out"
+    out.add_argument("config", type=Path, nargs="+", help=text)
+    add_trust(out)
+    out.add_argument("--reason", help="the reason to store with it")
     add_config(actions.add_parser("pause", help="start no new episodes; episodes in flight continue"))
     add_config(actions.add_parser("resume", help="start episodes again"))
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    if arguments.action == "quarantine":
+        arguments.what = str(arguments.config.pop()) if ID.fullmatch(str(arguments.config[-1])) else ""
+        if arguments.reason is not None and not arguments.what:
+            raise ConfigError("--reason needs the id of a trajectory, TICKET:ROLLOUT, behind the config")
     config = load_config(arguments.config, overrides)
     looks = {"ls": ls, "export": export, "peek": peek}
     asyncio.run(looks.get(arguments.action, change)(config, arguments))
@@ -190,7 +196,7 @@ def marked(ids: list[int], logprobs: np.ndarray[Any, Any], tokenizer: Any) -> Te
 
 async def change(config: Config, arguments: argparse.Namespace) -> None:
     """Raises: ConfigError when the run cannot be changed so, as it is now."""
-    what, reason = getattr(arguments, "what", ""), getattr(arguments, "reason", "")
+    what, reason = getattr(arguments, "what", ""), getattr(arguments, "reason", None) or BY_OPERATOR
     async with open_run(config) as buffer:
         if arguments.action == "quarantine" and not what:
             taken_out = await buffer.quarantined()

@@ -15,7 +15,7 @@ from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.cli.parts.opening import read_ledger, refuse_if_alive, refuse_other_run
 from cusearch_async.cli.preflight.trial import refuse_failed_trial
 from cusearch_async.config import Config, load_config
-from cusearch_async.data.questions import load_eval_questions
+from cusearch_async.data.questions import first_question, load_eval_questions
 from cusearch_async.errors import BufferLost
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.metrics.trackers import tracker_class
@@ -64,6 +64,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     refuse_failed_trial(config, tokenizer)
     for tracker in config.run.trackers:
         tracker_class(tracker)
+    for label in config.environment:
+        first_question(config, label)
     if config.eval.every:
         load_eval_questions(config)
     with Fleet(config) as fleet:

@@ -23,6 +23,7 @@ from cusearch_async.config.section import NAME
 from cusearch_async.dashboard.kept import FAILED, KeptRun, names_of
 from cusearch_async.errors import ConfigError, first_line, packages_of
 from cusearch_async.files import put_in_place, refuse_unwritable, writing, writing_output
+from cusearch_async.lifecycle.children import free_port
 from cusearch_async.metrics import tracking
 from cusearch_async.metrics.files import read_metrics, steps_done
 from cusearch_async.metrics.table import PLACE, scores_of
@@ -31,6 +32,7 @@ from cusearch_async.run import identity
 from cusearch_async.run.folder import METRICS
 from cusearch_async.run.history import made_otherwise
 from cusearch_async.training.checkpoint import Checkpoints
+from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
 
@@ -255,6 +257,9 @@ def fork(arguments: argparse.Namespace, _: list[str]) -> None:
     for section, key in (("weights", "objects"), ("learner", "checkpoint_objects")):
         if (url := run.setting(section, key)) != "–":
             options[f"{section}.{key}"] = f"{url}/{new.name}"
+    redis = run.setting("redis", "url")
+    if (run.folder / "redis").is_dir() and isinstance(redis, str) and is_listening(redis):
+        options["redis.url"] = f"redis://127.0.0.1:{free_port()}/0"  # the password of the other is another
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     log.info("%s", shlex.join(["cusearch", "launch", str(run.folder / "config.toml"), *words]))
 

@@ -60,7 +60,9 @@ def track(folder: Path, settings: Mapping[str, Any], names: Sequence[str], follo
         _wait(senders, stop)
         lacking = [sender.name for sender in senders if sender.lacks]
         if lacking:
-            raise TrackerFailed(f"{', '.join(lacking)} did not get everything; `cusearch runs track {folder}` sends it")
+            options = " ".join(f"--tracker {name}" for name in lacking)
+            remedy = f"`cusearch runs track {folder} {options}` sends it"
+            raise TrackerFailed(f"{', '.join(lacking)} did not get everything; {remedy}")
 
 
 def _id_of(folder: Path) -> str:

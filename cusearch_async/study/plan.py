@@ -301,7 +301,8 @@ def _planned(settings: dict[str, Value], seed: int, part: Part, file: StudyFile)
     try:
         config = load_config(list(file.study.configs), _overrides(settings | {"run.seed": seed}))
     except ConfigError as error:
-        raise ConfigError(f"part {part.name!r}, with {_listed(settings)}: {error}") from error
+        given = f", with {_listed(settings)}" if settings else ""
+        raise ConfigError(f"part {part.name!r}{given}: {error}") from error
     if not config.eval.in_order:
         raise ConfigError(f"part {part.name!r}: a study needs eval.in_order = true, so that no version is skipped")
     if config.run.steps % config.eval.every:

@@ -73,7 +73,9 @@ class Watchdog:
             if worst.most_frequent_failure:
                 return f"{what}; most often: {worst.most_frequent_failure}"
             if time.monotonic() > deadline:
-                return f"{what}, or are quarantined; see the logs of the workers, and `cusearch buffer quarantined`"
+                return (
+                    f"{what}, or are quarantined; see the logs of the workers, and `cusearch buffer quarantine CONFIG`"
+                )
             await asyncio.sleep(POLL_S)
 
     async def explain(self, step: int) -> str:
@@ -94,7 +96,7 @@ class Watchdog:
             elif launched_by():  # which ends when one of them does
                 found.append("this launch is starting its workers")
             else:
-                found.append("no worker has joined yet; start one")
+                found.append("no worker is alive; start one")
         for name, status in alive.items():
             if status.starting:
                 found.append(f"{name} is {status.starting} ({status.alive_s:.0f} s)")

@@ -2,6 +2,7 @@
 
     [environment.calculator]
     name = "docs.examples.calculator:Calculator"
+    template = "atlas"
 
 It brings its own questions over the facts of atlas, each of which needs both tools: "By how much does the number of
 letters in the capital of Chile exceed the number of letters in the capital of Peru?"

@@ -15,6 +15,7 @@ from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import record_start
 from tests.conftest import free_port
 from tests.dashboard.test_episodes import Letters, written
+from tests.fakes import STARTER
 
 
 @pytest.fixture
@@ -31,6 +32,7 @@ def config(atlas_config, tmp_path):
     [
         (("What?",), "has no checkpoint yet; name a model with --checkpoint"),
         (("  ", "--checkpoint", "atlas"), "the question must not be blank"),
+        (("What?", "--before", "--checkpoint", "./gone"), "--checkpoint './gone' does not exist"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_one_line(config, cusearch, words, said):
@@ -39,7 +41,7 @@ def test_what_cannot_be_asked_is_refused_in_one_line(config, cusearch, words, sa
 
 
 def test_a_simulator_of_searches_needs_the_right_answer(config, cusearch):
-    words = ("What?", "--checkpoint", "atlas", "--retriever.backend", "zerosearch")
+    words = ("What?", "--checkpoint", str(STARTER), "--retriever.backend", "zerosearch")
     assert "give the right answer as --gold" in cusearch("ask", str(config.folder), *words)[0]
 
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from cusearch_async.cli import runs
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.run import folder as run_folder
@@ -52,6 +53,16 @@ def test_a_fork_has_a_place_of_the_same_kind_for_everything_that_is_for_one_run(
     begun = load_config(checkpointed.folder / "config.toml", command[command.index("--run.name") :])
     assert begun.weights_folder.is_relative_to(tmp_path / "new")
     assert (begun.weights.objects, begun.learner.checkpoint_objects) == ("s3://b/w/new", "s3://b/c/new")
+
+
+def test_a_fork_has_a_redis_of_its_own_beside_that_of_the_run(checkpointed, tmp_path, capsys, caplog, monkeypatch):
+    """Which knows no other run's password."""
+    caplog.set_level("INFO")
+    (checkpointed.folder / "redis").mkdir()
+    for is_up in (False, True):
+        monkeypatch.setattr(runs, "is_listening", lambda _, is_up=is_up: is_up)
+        cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(tmp_path / f"new-{is_up}"))
+        assert ("--redis.url redis://127.0.0.1:" in caplog.messages[-1]) == is_up
 
 
 @pytest.mark.parametrize(

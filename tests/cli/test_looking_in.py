@@ -151,10 +151,15 @@ def test_export_writes_every_field(config, atlas_config, overrides, tmp_path, cu
     assert encode(Trajectory(**back)) == encode(readable(0, 0, depth=1, reward=0.2))
 
 
-def test_quarantine_and_requeue_change_what_they_say(config, atlas_config, overrides, cusearch):
+def test_quarantine_and_requeue_change_what_they_say(config, atlas_config, overrides, cusearch, tmp_path):
     arguments = [atlas_config, *overrides]
     assert cusearch("buffer", "quarantine", arguments[0], "0:1", *overrides, "--reason", "odd")[0] == 0
     assert "0:1  odd" in cusearch("buffer", "quarantine", *arguments)[1]
+    files = (arguments[0], tmp_path / "empty.toml")
+    files[1].write_text("")
+    assert "0:1  odd" in cusearch("buffer", "quarantine", *files, *overrides)[1]
+    assert "0:1, quarantined" in cusearch("buffer", "peek", *files, "0:1", *overrides)[1]
+    assert "--reason needs the id of a trajectory" in cusearch("buffer", "quarantine", *arguments, "--reason", "x")[0]
     assert "0:1, quarantined" in cusearch("buffer", "peek", arguments[0], "0:1", *overrides)[1]
     assert cusearch("buffer", "requeue", arguments[0], "1", *overrides)[0] == 0
 

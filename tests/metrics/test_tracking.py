@@ -176,7 +176,8 @@ def test_a_row_that_is_refused_holds_up_no_other(config, caplog):
 def test_what_is_lacking_at_the_end_is_an_error(config):
     step(config, 0)
     (config.folder.parent / "down").touch()
-    with pytest.raises(TrackerFailed, match=f"{LINES} did not get everything"):
+    told = f"{LINES} did not get everything; `cusearch runs track .* --tracker {LINES}` sends it"
+    with pytest.raises(TrackerFailed, match=told):
         send(config)
 
 

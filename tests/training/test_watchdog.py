@@ -52,7 +52,7 @@ async def test_nothing_moving_is_a_stall_that_says_who_waits_for_what(config):
     message = str(stalled.value)
     assert "(run.stall_s) while step 0 waits for its pool: 1 of 4 groups are ready" in message
     assert "2 tickets are leased" in message
-    assert "no worker has joined yet; start one" in message
+    assert "no worker is alive; start one" in message
 
 
 async def test_workers_a_dead_retriever_and_a_pause_are_named(config):
@@ -76,7 +76,7 @@ async def test_a_worker_that_loads_its_engine_is_named_and_not_missed(config, mo
             await started(buffer)
             await until_it_says(buffer, config, r"w1 is loading vLLM \(\d+ s\)$")
             assert (await buffer.workers())["w1"].is_alive
-        await until_it_says(buffer, config, "no worker has joined yet; start one")
+        await until_it_says(buffer, config, "no worker is alive; start one")
         monkeypatch.setenv(COMMAND, "cusearch launch atlas")
         await until_it_says(buffer, config, "this launch is starting its workers")
         with Starting(config, "w1", identity).reporting() as starting:
@@ -151,7 +151,7 @@ async def test_a_learner_that_waits_says_for_what(config, caplog, monkeypatch):
     assert said[1].startswith(
         "waiting for the pool of step 0: 1 of 4 groups are ready, 3 tickets are leased, 0 requeued"
     )
-    assert "no worker has joined yet; start one" in said[1]
+    assert "no worker is alive; start one" in said[1]
 
 
 async def test_a_run_that_stands_still_has_its_weights_looked_after_ever_more_rarely(config, monkeypatch):
