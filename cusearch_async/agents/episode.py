@@ -24,6 +24,7 @@ from cusearch_async.environments.task import Ending, Task
 from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
 from cusearch_async.rollout import prompting
 from cusearch_async.rollout.episode import EpisodeRunner, Policy
+from cusearch_async.rollout.limit import Limit
 from cusearch_async.surrogates import without_surrogates
 from cusearch_async.types import Question, Trajectory
 
@@ -62,11 +63,6 @@ class AgentRunner(EpisodeRunner):
         special = special_tokens(tokenizer) if agents else frozenset()
         self.chat = ChatPolicy(policy, tokenizer, settings, seed, template_arguments, parsers, end, further, special)
 
-    def limit_of(self, question: Question) -> float | None:
-        """Agents' episodes keep their own: while none has taken it, an episode for programs elsewhere has none."""
-        is_agent = isinstance(self._environments[question.environment], AgentEnvironment)
-        return None if is_agent else super().limit_of(question)
-
     async def run(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
     ) -> Trajectory:
@@ -76,7 +72,8 @@ class AgentRunner(EpisodeRunner):
         started = time.monotonic()
         episode = Episode(question=question, ticket=ticket, rollout=rollout)
         temperature = self.settings.temperature if temperature is None else temperature
-        turns = Turns(self.chat, environment, episode, temperature)
+        limit = Limit(self.settings.timeout_s)
+        turns = Turns(self.chat, environment, episode, temperature, limit)
         async with self._gateway.session(turns.ask, turns.search, environment.settings.ignores) as (session, url, key):
             task = Task(
                 question=question.text,
@@ -88,7 +85,7 @@ class AgentRunner(EpisodeRunner):
                 search=turns.search,
                 search_url=f"{url}/search",
             )
-            ending = await self._ending(environment, task, session, turns)
+            ending = await self._ending(environment, task, session, turns, limit)
         if turns.finished == 0:
             raise EpisodeFailed(f"{environment.name} ended without asking the policy{session.refused}")
         episode.memory = ending.result
@@ -98,15 +95,16 @@ class AgentRunner(EpisodeRunner):
         found = self._trajectory(episode, rows, score, worker, started, turns.waited_s, turns.counted_tokens)
         return replace(found, stderr=without_surrogates(ending.stderr), ignored_fields=turns.ignored_fields)
 
-    async def _ending(self, environment: AgentEnvironment, task: Task, session: Session, turns: Turns) -> Ending:
+    async def _ending(
+        self, environment: AgentEnvironment, task: Task, session: Session, turns: Turns, limit: Limit
+    ) -> Ending:
         """What the agent returned. Without a result after a limit of the episode, whatever it does about that, and
         where it fails after one, or after a mistake of the policy's."""
-        limit_s, name, clock = self.settings.timeout_s, environment.name, asyncio.timeout(None)
-        silence_s = environment.settings.silence_s
+        name, silence_s = environment.name, environment.settings.silence_s
 
         def begin() -> None:
             session.heard_at = time.monotonic()
-            clock.reschedule(asyncio.get_running_loop().time() + limit_s)
+            limit.begin()
 
         def silence() -> str:
             if session.silent_s < silence_s:
@@ -120,7 +118,7 @@ class AgentRunner(EpisodeRunner):
             program = asyncio.ensure_future(_outcome(environment.agent, task))
         try:
             with suppress(TimeoutError):
-                async with clock:
+                async with limit:
                     if environment.agent is not None:
                         begin()
                     await asyncio.wait({program})
@@ -128,8 +126,8 @@ class AgentRunner(EpisodeRunner):
             await turns.end()
             await _end(program, name)
         returned, failed = None, None
-        if clock.expired():
-            failed = EpisodeFailed(f"{name} took longer than episode.timeout_s ({limit_s:g} s)")
+        if limit.has_expired:
+            failed = EpisodeFailed(f"{name} took longer than episode.timeout_s ({self.settings.timeout_s:g} s)")
         elif program.cancelled():
             failed = EpisodeFailed(f"{name} failed: CancelledError: it has cancelled itself")
         elif isinstance(returned := program.result(), BaseException):
@@ -139,7 +137,7 @@ class AgentRunner(EpisodeRunner):
         if turns.outage is not None:  # whatever the program made of it
             raise turns.outage
         ending = returned if isinstance(returned, Ending) else Ending(None if failed else returned)
-        is_the_policys = turns.may_fail and not clock.expired()
+        is_the_policys = turns.may_fail and not limit.has_expired
         if turns.is_at_limit or (failed is not None and is_the_policys):
             return Ending(None, ending.stderr if failed is None else str(failed))
         if failed is not None:

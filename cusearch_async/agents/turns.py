@@ -17,6 +17,7 @@ from cusearch_async.environments import AgentEnvironment, Episode
 from cusearch_async.errors import CusearchError, EpisodeFailed, first_line
 from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.rollout.episode import Policy, Tape
+from cusearch_async.rollout.limit import Limit
 from cusearch_async.rollout.prompting import Arguments
 from cusearch_async.streams import Stream, draw_number
 
@@ -99,11 +100,14 @@ class Turns:
     A request continues the row whose messages it begins with. Where it begins with those of none, because the program
     has changed its history, or asks two things at once, it begins a new row."""
 
-    def __init__(self, chat: ChatPolicy, environment: AgentEnvironment, episode: Episode, temperature: float) -> None:
+    def __init__(
+        self, chat: ChatPolicy, environment: AgentEnvironment, episode: Episode, temperature: float, limit: Limit
+    ) -> None:
         self._chat = chat
         self._environment = environment
         self._episode = episode
         self._temperature = temperature
+        self._limit = limit
         self.rows: list[_Row] = []
         self._begun = 0
         self.finished = 0
@@ -185,7 +189,8 @@ class Turns:
         stops = (*request.stops, *(token for token in ends if token != tokenizer.eos_token))
         prompt = row.tape.token_ids + given
         try:
-            turn = await self._chat.policy.generate(prompt, request.max_tokens, self._temperature, seed, stops)
+            with self._limit.sampling():
+                turn = await self._chat.policy.generate(prompt, request.max_tokens, self._temperature, seed, stops)
         except CusearchError as error:
             if not isinstance(error, EpisodeFailed):
                 self.outage = error

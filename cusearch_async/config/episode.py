@@ -37,7 +37,7 @@ class EpisodeConfig(Section):
     max_observation_tokens: Shared[int] = Field(500, ge=8)
     """Maximum length of an observation; the rest of a tool's result is cut off."""
     timeout_s: Free[float] = Field(600.0, gt=0)
-    """A longer episode fails, and its ticket is requeued."""
+    """An episode that takes longer, beside what the engine samples, fails, and its ticket is requeued."""
 
     @property
     def max_tokens(self) -> int:

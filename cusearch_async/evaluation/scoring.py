@@ -70,8 +70,7 @@ async def _with_attempts(
     """Raises: EpisodeFailed that names the question, after the last attempt."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            async with asyncio.timeout(runner.limit_of(question)):
-                return await runner.run(question, ticket, rollout, "evaluation", temperature)
+            return await runner.run(question, ticket, rollout, "evaluation", temperature)
         except (EpisodeFailed, SearchRefused, TimeoutError) as error:
             why = str(error) or "it took longer than episode.timeout_s"
             if attempt == ATTEMPTS:

@@ -20,6 +20,7 @@ from cusearch_async.environments import Environment, Episode, Score
 from cusearch_async.errors import EpisodeFailed
 from cusearch_async.rollout import prompting
 from cusearch_async.rollout.evidence import share_shown
+from cusearch_async.rollout.limit import Limit
 from cusearch_async.rollout.turn import Turn
 from cusearch_async.streams import Stream, draw_number
 from cusearch_async.types import Question, Segment, Trajectory
@@ -89,16 +90,20 @@ class EpisodeRunner:
         prompting.check_frames(environments, tokenizer, settings)
         self._generation_prompt = prompting.generation_prompt(tokenizer, template_arguments)
 
-    def limit_of(self, question: Question) -> float | None:
-        """Seconds after which the caller ends `run` for this question; None where it ends by itself."""
-        return self.settings.timeout_s
-
     async def run(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
     ) -> Trajectory:
         """Run one episode. `temperature` None is the configured temperature, 0 is greedy.
 
-        Raises: EpisodeFailed when the question does not fit, and all errors of the environment."""
+        Raises: EpisodeFailed when the question does not fit; TimeoutError after episode.timeout_s; all errors of the
+        environment."""
+        async with Limit(self.settings.timeout_s) as limit:
+            limit.begin()
+            return await self._run(question, ticket, rollout, worker, temperature, limit)
+
+    async def _run(
+        self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None, limit: Limit
+    ) -> Trajectory:
         settings, environment = self.settings, self._environments[question.environment]
         temperature = settings.temperature if temperature is None else temperature
         started = time.monotonic()
@@ -124,9 +129,10 @@ class EpisodeRunner:
         for turn_number in range(settings.s_max + 1):
             episode.seed = draw_number(Stream.TURN, self.seed, ticket, rollout, turn_number)
             seed = episode.seed if temperature > 0 else None
-            turn = await self.policy.generate(
-                tape.token_ids, settings.max_turn_tokens, temperature, seed, environment.stops
-            )
+            with limit.sampling():
+                turn = await self.policy.generate(
+                    tape.token_ids, settings.max_turn_tokens, temperature, seed, environment.stops
+                )
             text = self.tokenizer.decode(turn.token_ids, skip_special_tokens=False)
             tape.add_turn(turn, text, turn.is_cut and not any(stop in text for stop in environment.stops))
             if turn_number == settings.s_max:

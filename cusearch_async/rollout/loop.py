@@ -250,7 +250,7 @@ class RolloutLoop:
     async def _run_episode(self, slot: RolloutSlot, grant: _Grant) -> None:
         question = self._questions.of(slot.ticket)
         try:
-            async with self._engine.active(), asyncio.timeout(self._runner.limit_of(question)):
+            async with self._engine.active():
                 trajectory = await self._runner.run(question, slot.ticket, slot.rollout, self._name)
             await self._put(trajectory)
         except tuple(_FAILED) as error:

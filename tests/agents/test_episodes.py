@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
@@ -21,6 +22,7 @@ from cusearch_async.config import EnvironmentConfig, EpisodeConfig
 from cusearch_async.errors import ConfigError, EngineDied, EpisodeFailed, RetrievalUnavailable, SearchRefused
 from cusearch_async.types import Question
 from tests.agents.templates import PLAIN, TEMPLATES, chat_starter, chat_tokenizer
+from tests.conftest import SLOW
 from tests.fakes import FakeSearch, ScriptedPolicy
 
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -254,6 +256,18 @@ async def test_a_field_that_is_ignored_is_told_once_and_counted(caplog):
 async def test_an_agent_that_hangs_fails_its_episode():
     with pytest.raises(EpisodeFailed, match=r"took longer than episode.timeout_s \(0.05 s\)"):
         await Scene(["a"], "hangs", timeout_s=0.05).run()
+
+
+async def test_an_agents_time_is_that_beside_the_policys_turns(monkeypatch):
+    scene = Scene(["5"], timeout_s=1.0 * SLOW)
+    generate = scene.policy.generate
+
+    async def slow(*given):
+        await asyncio.sleep(1.2 * SLOW)
+        return await generate(*given)
+
+    monkeypatch.setattr(scene.policy, "generate", slow)
+    assert (await scene.run()).prediction == "5"
 
 
 @pytest.mark.parametrize("error", [RetrievalUnavailable("down"), SearchRefused("no")])

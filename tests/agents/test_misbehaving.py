@@ -18,6 +18,7 @@ import pytest
 from cusearch_async.agents import api
 from cusearch_async.agents.turns import Turns
 from cusearch_async.environments import Episode
+from cusearch_async.rollout.limit import Limit
 from tests.agents.test_episodes import QUESTION, Scene, parser  # noqa: F401
 from tests.fakes import FakeTurn
 
@@ -110,7 +111,8 @@ async def test_nothing_leaks_and_nothing_breaks(count: int, caplog: pytest.LogCa
     draw = random.Random(0)
     opened = []
     for number in range(SESSIONS):
-        turns = Turns(scene.runner.chat, environment, Episode(question=QUESTION, ticket=number, rollout=0), 1.0)
+        episode = Episode(question=QUESTION, ticket=number, rollout=0)
+        turns = Turns(scene.runner.chat, environment, episode, 1.0, Limit(600.0))
         opened.append((gateway.session(turns.ask, turns.search), turns))
         _, url, key = await opened[-1][0].__aenter__()
         clients.append(Client(number, url, key, clients, draw))

@@ -15,6 +15,7 @@ from cusearch_async.agents.conversation import Message
 from cusearch_async.agents.turns import Turns
 from cusearch_async.environments import Episode
 from cusearch_async.errors import EngineDied, EpisodeFailed
+from cusearch_async.rollout.limit import Limit
 from tests.agents.test_episodes import QUESTION, Scene, calling, parser  # noqa: F401
 from tests.weights.test_http import until
 
@@ -23,7 +24,7 @@ END = Scene([]).tokenizer.eos_token
 
 def turns_of(scene: Scene) -> Turns:
     environment = scene.runner._environments["a"]
-    return Turns(scene.runner.chat, environment, Episode(question=QUESTION, ticket=3, rollout=1), 1.0)
+    return Turns(scene.runner.chat, environment, Episode(question=QUESTION, ticket=3, rollout=1), 1.0, Limit(600.0))
 
 
 def request_of(*texts: str) -> TurnRequest:

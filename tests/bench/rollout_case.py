@@ -60,10 +60,6 @@ class CountingRunner:
         self._ended = 0
         self.is_warm, self.is_done = asyncio.Event(), asyncio.Event()
 
-    def limit_of(self, question: Any) -> float | None:
-        limit: float | None = self._runner.limit_of(question)
-        return limit
-
     async def run(self, *what: Any) -> Any:
         trajectory = await self._runner.run(*what)
         self._ended += 1

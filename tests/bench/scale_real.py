@@ -48,9 +48,6 @@ class TimedRunner:
         self._engine, self._durations, self._troubles, self._factor = engine, durations, troubles, factor
         self._random = stream(Stream.SIMULATION, seed)
 
-    def limit_of(self, question: Question) -> None:
-        """Without one."""
-
     def _seconds(self) -> float:
         chance, hang_s = self._troubles.hang
         hangs = self._random.random() < 1 - (1 - chance) ** self._durations.searches

@@ -67,9 +67,6 @@ class PlantedRunner:
         self.done: list[tuple[int, float]] = []
         """(rollout, temperature) of each episode."""
 
-    def limit_of(self, question):
-        return None
-
     def check(self, questions):
         pass
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import re
 from dataclasses import replace
@@ -243,9 +242,6 @@ class FakeRunner:
     def check(self, questions):
         pass
 
-    def limit_of(self, question):
-        return None
-
     async def run(self, question, ticket, rollout, worker, temperature):
         return make_trajectory(ticket, rollout)
 
@@ -261,7 +257,7 @@ async def test_a_version_whose_search_is_refused_is_not_scored_and_the_next_one_
 
 
 class Failing:
-    """Its episodes fail some times, or hang."""
+    """Its episodes fail some times, or take too long."""
 
     def __init__(self, failures: int, hangs: bool = False) -> None:
         self.left, self.hangs = failures, hangs
@@ -269,14 +265,11 @@ class Failing:
     def check(self, questions):
         """All fit."""
 
-    def limit_of(self, question):
-        return 0.05
-
     async def run(self, question, ticket, rollout, worker, temperature):
         if question == QUESTIONS[3] and self.left:
             self.left -= 1
             if self.hangs:
-                await asyncio.sleep(3600)
+                raise TimeoutError
             raise EpisodeFailed("no route to host")
         return EPISODES[ticket - EVAL_TICKETS]
 

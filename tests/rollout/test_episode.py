@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import numpy as np
@@ -107,6 +108,26 @@ async def test_a_trajectory_says_where_it_comes_from():
     assert trajectory.format_valid
     assert (trajectory.turns, trajectory.depth) == (2, 1)
     assert trajectory.episode_s >= trajectory.search_s > 0
+
+
+async def test_an_episode_has_its_time_beside_what_the_engine_samples(monkeypatch):
+    """An engine that many share made evaluations fail, question after question."""
+    episode = Episode([SEARCH, ANSWER] * 2, timeout_s=0.2)
+    generate = episode.policy.generate
+
+    async def slow(*given):
+        await asyncio.sleep(0.3)
+        return await generate(*given)
+
+    monkeypatch.setattr(episode.policy, "generate", slow)
+    assert (await episode.run()).prediction == "Lima"
+
+    async def hangs(*_):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(type(episode.search), "search", hangs)
+    with pytest.raises(TimeoutError):
+        await episode.run()
 
 
 # Depth.

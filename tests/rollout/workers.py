@@ -36,9 +36,6 @@ class HeldRunner:
     def __init__(self) -> None:
         self.running: dict[tuple[int, int], asyncio.Event] = {}
 
-    def limit_of(self, question: Question) -> None:
-        """Without one."""
-
     async def run(self, question: Question, ticket: int, rollout: int, worker: str):
         go = self.running[ticket, rollout] = asyncio.Event()
         try:
