@@ -89,7 +89,7 @@ CLOSING = web.AppKey("closing", asyncio.Event)
 
 def application(runs: Mapping[str, Shown]) -> web.Application:
     """`runs` by the names in their addresses."""
-    found = web.Application()
+    found = web.Application(middlewares=[web.normalize_path_middleware(merge_slashes=False)])  # /NAME is /NAME/
     found[RUNS], found[CLOSING] = dict(runs), asyncio.Event()
     found.on_shutdown.append(close)
     for run in runs.values():  # for who wants to change it

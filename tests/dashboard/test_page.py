@@ -234,6 +234,18 @@ def test_runs_are_listed_by_names_that_can_be_addresses(config, tmp_path):
     assert "not the folder of a run" in empty["problem"]
 
 
+def test_the_address_of_a_run_may_lack_its_last_slash(config):
+    async def ask(path: str) -> tuple[int, str]:
+        async with (
+            TestClient(TestServer(application({"demo": Shown(config.folder, None)}))) as client,
+            client.get(path) as answer,
+        ):
+            return answer.status, answer.url.raw_path_qs
+
+    assert asyncio.run(ask("/demo?token=x")) == (200, "/demo/?token=x")
+    assert asyncio.run(ask("/other"))[0] == 404
+
+
 def test_equal_names_are_numbered_and_none_is_lost():
     assert names_of([Path("/x-2"), Path("/x"), Path("/y/x")]) == ["x-2", "x", "x-3"]
 
