@@ -259,7 +259,7 @@ def fork(arguments: argparse.Namespace, _: list[str]) -> None:
             options[f"{section}.{key}"] = f"{url}/{new.name}"
     redis = run.setting("redis", "url")
     if (run.folder / "redis").is_dir() and isinstance(redis, str) and is_listening(redis):
-        options["redis.url"] = f"redis://127.0.0.1:{free_port()}/0"  # the password of the other is another
+        options["redis.url"] = f"redis://127.0.0.1:{free_port()}/0"  # that of the run has another password
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     log.info("%s", shlex.join(["cusearch", "launch", str(run.folder / "config.toml"), *words]))
 
