@@ -81,7 +81,7 @@ def test_every_import_of_them_names_an_extra_that_has_it():
             if isinstance(node, ast.With) and getattr(node.items[0].context_expr, "func", None):
                 call = node.items[0].context_expr
                 if getattr(call.func, "id", "") == "packages_of":
-                    allowed |= dict.fromkeys(node.body, OF[call.args[0].value])
+                    allowed |= dict.fromkeys(node.body, OF.get(call.args[0].value, set()))
             if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
                 allowed |= {one: set(REFUSED) for one in node.body}
         for node in ast.walk(tree):

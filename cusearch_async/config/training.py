@@ -39,7 +39,7 @@ class LossConfig(Section):
     """Bound of the off-policy weight π_prox/μ: tis, icepop, mask, geometric or none."""
     correction_low: float = Field(0.5, ge=0)
     """Lower bound of icepop (per token) and geometric (per trajectory)."""
-    correction_high: float | None = Field(None, gt=0)
+    correction_high: float | None = Field(None, gt=0, allow_inf_nan=True)
     """Upper bound of all corrections; None: 5 with mask, 2 with the others."""
 
     @property
@@ -86,8 +86,8 @@ class LearnerConfig(Section):
     """The learning rate after the warm-up: `constant`, or falling linearly to 0 at run.steps."""
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay of AdamW."""
-    grad_clip: float = Field(1.0, gt=0)
-    """Maximum 2-norm of the whole gradient; a larger one is scaled down."""
+    grad_clip: float = Field(1.0, gt=0, allow_inf_nan=True)
+    """Maximum 2-norm of the whole gradient; a larger one is scaled down. inf: none is."""
     micro_batch_tokens: Free[int] = Field(16384, ge=1)
     """Tokens per forward pass and rank, padding included."""
     ranks: Free[int] = Field(1, ge=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -261,6 +262,14 @@ def test_a_mistake_is_said_in_one_line(write, text, message):
     """Where `.*` stands the words are pydantic's, or free."""
     found = error_of(write(text, run='run.name = "r"'))
     assert re.fullmatch(pattern_of(message) + ".*", found), found
+
+
+@pytest.mark.parametrize("key", ["learner.grad_clip", "loss.correction_high"])
+def test_a_bound_may_be_infinite(write, key):
+    """That is without one; no other number may be."""
+    section, _, name = key.partition(".")
+    config = load_config(write(), [f"--{key}", "inf"])
+    assert getattr(getattr(config, section), name) == math.inf
 
 
 @pytest.mark.parametrize("name", ["a b", "", "-x", "a/b", "a:b", "{a}", "ü"])
