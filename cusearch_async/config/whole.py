@@ -204,8 +204,8 @@ class Config(Section):
                 (learner.attention == "sdpa", f"learner.attention = 'sdpa', got {learner.attention!r}"),
             )
         _require(
-            learner.deepspeed.grad_accum_dtype != "bf16" or self.model.dtype == "bfloat16",
-            f"learner.deepspeed.grad_accum_dtype = 'bf16' needs model.dtype = 'bfloat16', got {self.model.dtype!r}",
+            learner.deepspeed.grad_accum_dtype != "bf16" or self.model.dtype == "bfloat16" or stage > 0,
+            "learner.deepspeed.grad_accum_dtype = 'bf16' needs model.dtype = 'bfloat16', or learner.zero_stage above 0",
         )
         if learner.deepspeed.grad_accum_dtype == "fp32" and self.model.dtype == "bfloat16":
             # DeepSpeed's optimizer for stage 1 without offload has a state that no resume can load

@@ -217,7 +217,7 @@ CASES = [
     Case(
         "no tokenizer", "cusearch launch mine.toml --model.path model", r"put tokenizer\.json next to", TINY, model()
     ),
-    Case("no data", "cusearch launch atlas --data.source gone.jsonl", r"data\.source: cannot read gone\.jsonl: there"),
+    Case("gone", "cusearch launch atlas --data.source gone.jsonl", r"data\.source: cannot read gone\.jsonl: there is"),
     Case("long turns", "cusearch launch atlas --episode.max_turn_tokens 200", r"1736 .* 1024.*; lower"),
     Case("a short context", "cusearch launch mine.toml --model.path model", r"1016 .* 80; lower", TINY, model(80)),
     Case("a model that sees", "cusearch launch mine.toml --model.path model",

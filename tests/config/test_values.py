@@ -150,8 +150,8 @@ def test_derived_numbers(write):
             "learner.deepspeed: zero_optimization.offload_optimizer must be a table, like {device = 'cpu'}, got 'cpu'",
         ),
         (
-            'learner.deepspeed.grad_accum_dtype = "bf16"\nmodel.dtype = "float32"',
-            "learner.deepspeed.grad_accum_dtype = 'bf16' needs model.dtype = 'bfloat16', got 'float32'",
+            'learner.zero_stage = 0\nlearner.deepspeed.grad_accum_dtype = "bf16"\nmodel.dtype = "float32"',
+            "learner.deepspeed.grad_accum_dtype = 'bf16' needs model.dtype = 'bfloat16', or learner.zero_stage above 0",
         ),
         (
             'weights.transport = "object"\nweights.objects = "s3://b/x"\nweights.url = "http://h:1"',
