@@ -47,6 +47,9 @@ ORDERS: dict[str, dict[str, Any]] = {
     "deferred": {"order": "deferred", "defer": 2},
     "deferred, hedged": {"order": "deferred", "defer": 2, "hedge_after_s": 20},
 }
+ALL_ORDERS = ORDERS | {"deferred by 3, hedged sooner": {"order": "deferred", "defer": 3, "hedge_after_s": 15}}
+"""With what the most workers need."""
+BEST = {64: "deferred, hedged", 256: "deferred, hedged", 1000: "deferred by 3, hedged sooner"}
 FEW = 8
 """Workers of the cases in real time."""
 TROUBLES_OF_FEW = {
@@ -68,7 +71,7 @@ def config_of(pool: dict[str, Any], questions: int, **others: str) -> Config:
 
 
 def simulated(workers: int, order: str, troubles: Troubles, steps: int) -> Outcome:
-    return Simulation(config_of(ORDERS[order], 10 * workers), workers, DURATIONS, troubles, steps).result()
+    return Simulation(config_of(ALL_ORDERS[order], 10 * workers), workers, DURATIONS, troubles, steps).result()
 
 
 def many_workers_s(workers: int = 10_000) -> float:
@@ -165,14 +168,14 @@ def many_workers() -> None:
         for trouble, troubles in TROUBLES.items():
             if workers > MOST and trouble not in ("none", HANGS):
                 continue
-            for order in ORDERS:
+            for order in ORDERS if workers <= MOST else ALL_ORDERS:
                 one = simulated(workers, order, troubles, steps)
                 found[f"{workers}, {trouble}, {order}"] = asdict(one)
                 row = f"{one.step_s:.1f}", f"{one.learner_idle:.0%}"
                 row += f"{one.staleness_mean:.1f} ({one.staleness_max})", f"{one.wasted:.1%}"
                 shown.add_row(str(workers), trouble, order, *row)
                 Console().print(workers, trouble, order, *row)
-    best = {workers: found[f"{workers}, {HANGS}, deferred, hedged"]["learner_idle"] for workers in STEPS}
+    best = {workers: found[f"{workers}, {HANGS}, {BEST[workers]}"]["learner_idle"] for workers in STEPS}
     figures.add(
         FIGURES,
         {
