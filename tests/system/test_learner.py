@@ -103,6 +103,17 @@ def test_a_checkpoint_is_loaded_without_running_what_is_in_it(tmp_path):
     assert f"checkpoint {checkpoint} is no learner's, or damaged" in output
 
 
+def test_a_checkpoint_of_another_model_is_named(tmp_path):
+    checkpoint, other = tmp_path / "checkpoint", tmp_path / "other"
+    train(tmp_path, "first", "--to-step", "1", "--save", str(checkpoint))
+    model = load_causal_lm(str(STARTER), "float32")
+    model.config.intermediate_size += 32
+    for part in (AutoModelForCausalLM.from_config(model.config), AutoTokenizer.from_pretrained(STARTER)):
+        part.save_pretrained(other)
+    said = train(tmp_path, "second", "--load", str(checkpoint), settings=("--model.path", str(other)), status=1)
+    assert f"checkpoint {checkpoint} is not of this model.path: model." in said
+
+
 def test_a_checkpoint_that_another_learner_has_deleted_meanwhile_is_named(tmp_path):
     """What a learner that is still alive does to the one that its successor is about to load: first its state goes."""
     (tmp_path / "step000010-e1" / "deepspeed").mkdir(parents=True)
