@@ -134,10 +134,13 @@ def remove_sealed(folder: Path, manifest: str) -> None:
     remove(folder)
 
 
-def refuse_unwritable(path: Path, option: str) -> None:
-    """Check before long work that a file can be written. Writes nothing, and does not make missing folders.
+def refuse_unwritable(path: Path, option: str, ending: str = "") -> None:
+    """Check before long work that a file can be written, with this `ending` if one is given. Writes nothing, and does
+    not make missing folders.
 
     Raises: ConfigError that names `option`, the option with the path."""
+    if ending and path.suffix != ending:
+        raise ConfigError(f"{option} must be a {ending} file, got {path}")
     with _named(path, option):
         if path.exists():
             path.open("ab").close()

@@ -89,9 +89,7 @@ def demonstrate(arguments: argparse.Namespace, overrides: list[str]) -> None:
     from cusearch_async.atlas.teacher import Teacher  # noqa: PLC0415
 
     config = load_config(arguments.config, overrides)
-    if arguments.output.suffix != ".jsonl":
-        raise ConfigError(f"--output must end in .jsonl, got {arguments.output}")
-    refuse_unwritable(arguments.output, "--output")
+    refuse_unwritable(arguments.output, "--output", ".jsonl")
     teacher = Teacher(config.retriever.topk, config.run.seed)  # a pupil sees as many passages as its teacher
     rows = list(teacher.write(arguments.count))
     with writing_output(arguments.output, "--output"):

@@ -110,9 +110,7 @@ def table(found: list[TrajectoryRow]) -> Table:
 
 async def export(config: Config, arguments: argparse.Namespace) -> None:
     count = 0
-    if arguments.output.suffix != ".jsonl":
-        raise ConfigError(f"--output must be a .jsonl file, got {arguments.output}")
-    refuse_unwritable(arguments.output, "--output")
+    refuse_unwritable(arguments.output, "--output", ".jsonl")
     async with open_run(config) as buffer:
         with writing_output(arguments.output, "--output"), arguments.output.open("wb") as file:
             async for row in buffer.rows(_filter(arguments)):

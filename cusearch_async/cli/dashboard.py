@@ -43,9 +43,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.output:
         if len(runs) > 1:
             raise ConfigError(f"--output writes the page of one run, got {len(runs)}")
-        if arguments.output.suffix != ".html":
-            raise ConfigError(f"--output must be a .html file, got {arguments.output}")
-        refuse_unwritable(arguments.output, "--output")
+        refuse_unwritable(arguments.output, "--output", ".html")
         write_page(runs[0].folder, arguments.output)
         log.info("wrote %s", arguments.output)
         return

@@ -206,9 +206,7 @@ def export(arguments: argparse.Namespace, _: list[str]) -> None:
         from pyarrow import parquet  # noqa: PLC0415
 
     output: Path = arguments.output
-    if output.suffix != ".parquet":
-        raise ConfigError(f"--output must be a .parquet file, got {output}")
-    refuse_unwritable(output, "--output")
+    refuse_unwritable(output, "--output", ".parquet")
     named = zip(arguments.folders, names_of(arguments.folders), strict=True)
     rows = [row for folder, name in named for row in long_form(KeptRun.read(folder), name)]
     kinds = {"run": pa.string(), "step": pa.int64(), "metric": pa.string(), "depth": pa.int64(), "value": pa.float64()}

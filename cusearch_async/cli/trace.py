@@ -11,7 +11,6 @@ import numpy as np
 from cusearch_async.cli.parts.arguments import add_run_folder
 from cusearch_async.dashboard.episodes import groups_of
 from cusearch_async.dashboard.page import page
-from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.run.folder import TRACES
@@ -29,9 +28,7 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     """Raises: ConfigError when the step is not recorded, or the page cannot be written."""
     step = RecordedStep.read(arguments.folder, arguments.step)
     output = arguments.output or arguments.folder / TRACES / f"{arguments.step:06d}.html"
-    if output.suffix != ".html":
-        raise ConfigError(f"--output must end in .html, got {output}")
-    refuse_unwritable(output, "--output")
+    refuse_unwritable(output, "--output", ".html")
     title = f"{step.config.run.name}, step {arguments.step}: {step.config.method.name}"
     shown = {"screens": ["episodes"], "recorded": [arguments.step], "table": _table(step), "groups": groups_of(step)}
     text = page(title, shown)

@@ -278,20 +278,22 @@ def state_at(step: int, method: MethodState, config: Config) -> CheckpointState:
     )
 
 
-def memory_of(config: Config, saved: CheckpointState) -> MethodState:
+def _memory(config: Config, saved: CheckpointState) -> MethodState:
     """The method's memory at the checkpoint; as at the beginning, where another method left one of another kind.
 
     Raises: ConfigError where the run cannot continue from it."""
     try:
         config.method.make().decode(saved.method.memory, config.episode.s_max)
     except ValueError:
-        log.info("the checkpoint holds the memory of another method than %s, which begins anew", config.method.name)
+        log.info("the checkpoint holds the memory of another method than %s, which begins without", config.method.name)
         return initial_method_state(config.method, config.episode.s_max)
     return saved.method
 
 
-def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
-    """Raises: ContractMismatch when this run cannot load the checkpoint; ConfigError when it must not continue."""
+def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> MethodState:
+    """The method's memory to continue with.
+
+    Raises: ContractMismatch when this run cannot load the checkpoint; ConfigError when it must not continue."""
     found = differences(fixed_terms(config), saved.fixed)
     if found:
         raise not_this_run(config.run.name, found, f"{folder} was saved with these: `cusearch reset` to change them")
@@ -301,8 +303,9 @@ def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None
             "%s was saved by %d ranks, ZeRO-%d; resharding the optimizer state to %d ranks, ZeRO-%d",
             *(folder, saved.ranks, saved.zero_stage, *now),
         )
-    memory_of(config, saved)
+    memory = _memory(config, saved)
     if config.run.steps < saved.step:
         raise ConfigError(
             f"run.steps = {config.run.steps}, but {saved.step} steps are done ({folder}); set it to at least that"
         )
+    return memory

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from cusearch_async.algorithm.tickets import RunQuestions
@@ -20,7 +21,7 @@ from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import changes_since_last_start, place_of_buffer, read_starts, record_start, record_stop
 from cusearch_async.run.identity import ACCEPT_CHANGES, NOBODY, Difference, Identity, not_this_run
 from cusearch_async.training.background import in_thread
-from cusearch_async.training.checkpoint import Checkpoint, CheckpointState, check_same_run, memory_of, state_at
+from cusearch_async.training.checkpoint import Checkpoint, CheckpointState, check_same_run, state_at
 from cusearch_async.training.checkpoint_objects import learner_checkpoints
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.loop import train
@@ -89,19 +90,20 @@ class Leader:
         if newest is not None and not is_sealed(newest.path):  # another learner is alive and has deleted it
             newest = asyncio.run(self._newest_checkpoint())
         self._ranks.tell(str(newest.path if newest else "").encode())
-        step, method = 0, initial_method_state(config.method, config.episode.s_max)
+        start = state_at(0, initial_method_state(config.method, config.episode.s_max), config)
         if newest is not None:
             with log_waiting(log, f"waiting for {newest.path} to be loaded"):
                 learner.load(newest.path)
-            step, method = newest.state.step, memory_of(config, newest.state)
+            start = newest.state
         try:
-            asyncio.run(self._train(learner, state_at(step, method, config)))
+            asyncio.run(self._train(learner, start))
         finally:
             learner.stop()
         self._ranks.close()
 
     async def _newest_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint, verified, of the run of the folder and of Redis; None without one."""
+        """The newest checkpoint, verified, of the run of the folder and of Redis, with the state to continue with; None
+        without one."""
         config = self._config
         for change in changes_since_last_start(config, self._accepts_changes, self._identity):
             log.info("since the last start: %s", change)
@@ -114,9 +116,9 @@ class Leader:
         if newest is None:
             log.info("no checkpoint, starting at step 0")
             return None
-        check_same_run(newest.path, newest.state, config)
+        method = check_same_run(newest.path, newest.state, config)
         log.info("resuming from step %d (checkpoint %s)", newest.state.step, newest.path)
-        return newest
+        return replace(newest, state=state_at(newest.state.step, method, config))
 
     async def _refuse_another_buffer(self, buffer: LearnerBuffer) -> None:
         """A folder has one buffer: two would give the same epochs, and mix two courses of the run in its files.

@@ -11,7 +11,7 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import append_row
 from cusearch_async.training import checkpoint
-from cusearch_async.training.checkpoint import Checkpoints, CheckpointState, check_same_run, memory_of
+from cusearch_async.training.checkpoint import Checkpoints, CheckpointState, check_same_run
 from cusearch_async.training.selector import initial_method_state
 from cusearch_async.transport.interface import MethodState, RunState
 
@@ -330,10 +330,10 @@ def test_a_method_begins_anew_behind_one_with_another_memory(atlas_config, tmp_p
     before, after = (load_config(atlas_config, [*STEPS, "--method.name", name]) for name in (was, now))
     saved = checkpoint.state_at(10, initial_method_state(before.method, before.episode.s_max), before)
     caplog.set_level("INFO")
-    check_same_run(tmp_path, saved, after)
-    assert memory_of(after, saved) == initial_method_state(after.method, after.episode.s_max)
+    assert check_same_run(tmp_path, saved, after) == initial_method_state(after.method, after.episode.s_max)
     assert "holds the memory of another method" in caplog.text
-    assert memory_of(before, saved) == saved.method
+    assert caplog.text.count("memory") == 1
+    assert check_same_run(tmp_path, saved, before) == saved.method
 
 
 @pytest.mark.parametrize("changes", [("--learner.ranks", "2"), ("--learner.zero_stage", "3")])
