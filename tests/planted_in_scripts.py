@@ -57,15 +57,25 @@ SCRIPTS = {
     ),
     "a lease is hedged by all": (
         lua("admit", "deferred"),
-        " and redis.call('HEXISTS', key('hedged'), ticket) == 0",
+        "    redis.call('ZADD', key('leased_at'), time, ticket)",
         "",
     ),
     "a worker hedges its own leases": (
         lua("admit", "deferred"),
-        "redis.call('HGET', key('owner'), ticket) ~= name and ",
+        "redis.call('HGET', key('owner'), ticket) == name or ",
         "",
     ),
-    "young leases are hedged": (lua("admit", "deferred"), " and time - since >= 1000 * run.hedge_s", ""),
+    "a worker hedges its own hedge": (
+        lua("admit", "deferred"),
+        " or redis.call('HGET', key('hedged'), ticket) == name\n",
+        "\n",
+    ),
+    "young leases are hedged": (lua("admit", "deferred"), "time - 1000 * run.hedge_s", "'+inf'"),
+    "a worker is told that open groups are closed": (
+        lua("heartbeat", "deferred"),
+        "elseif not is_open(ARGV[i]) then",
+        "else",
+    ),
     "what is needed much later is hedged": (lua("admit", "deferred"), "tonumber(ticket) < needed_soon and", "true and"),
     "a hedge that failed is tried by all": (lua("release", "deferred"), "elseif not failed and", "elseif"),
     "a pool of which a part is lost is committed": (

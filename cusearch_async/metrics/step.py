@@ -24,7 +24,7 @@ _LEDGER = (
     "lost",
     "late_refused",
 )
-_TOTALS = ("sampled_tokens", "busy_s", "alive_s", "weight_load_s", "searches", "search_failures")
+_TOTALS = ("sampled_tokens", "busy_s", "alive_s", "weight_load_s", "searches", "search_failures", "late_episodes")
 
 
 def describe_step(
@@ -148,9 +148,9 @@ class WorkerRates:
 
     def since_last(self, workers: Mapping[str, WorkerStatus], had_questions: bool = True) -> Metrics:
         """Tokens per second of all workers, share of time their engines stood idle, the slowest one's speed; seconds of
-        weight loading; searches made and attempts failed, and the slowest worker's 99th percentile of a search's
-        seconds. Without the first three where the workers had no questions left, which is the end of the run and not
-        their speed, and where none has reported since the last step, as a step can be shorter than a heartbeat."""
+        weight loading; episodes in vain; searches made and attempts failed, and the slowest worker's 99th percentile of
+        a search's seconds. Without the first three where the workers had no questions left, which is the end of the run
+        and not their speed, and where none has reported since the last step: a step can be shorter than a heartbeat."""
         now = {
             name: {key: float(getattr(status, key)) for key in _TOTALS}
             for name, status in workers.items()
@@ -175,6 +175,7 @@ class WorkerRates:
             "rollout/workers": float(sum(workers[name].is_alive for name in now)),
             "rollout/weight_load_s": total["weight_load_s"],
             "rollout/searches": total["searches"],
+            "rollout/late_episodes": total["late_episodes"],
             "rollout/search_failures": total["search_failures"],
             "rollout/search_p99_s": max((workers[name].search_p99_s for name in since), default=0.0),
         }

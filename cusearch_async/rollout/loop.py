@@ -4,7 +4,8 @@ trajectories into the buffer.
 An error of one episode (its question, search, reward, trajectory or timeout) is logged and counted; the ticket's other
 episodes run to their end, then it is released with one failed attempt, up to pool.max_attempts. In an outage (Redis,
 the retriever, weights that cannot be read) the worker waits, and then exits. Any other error is a bug: the worker exits
-at once, and its ticket gets a failed attempt, so that it cannot end one worker after another.
+at once, and its ticket gets a failed attempt, so that it cannot end one worker after another. An episode whose group
+another worker has finished is left off.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from cusearch_async.lifecycle.signals import end_tasks, unless_stopped
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.failures import Failures
+from cusearch_async.rollout.room import Room
 from cusearch_async.rollout.weight_loader import Finish, PatientLoader, wait_until_announced
 from cusearch_async.transport.interface import IDLE_S, RolloutSlot, WorkerBuffer, WorkerStatus
 from cusearch_async.types import Trajectory
@@ -51,6 +53,7 @@ class Activity:
     failures: Failures = field(default_factory=Failures)
     weight_loads: int = 0
     weight_load_s: float = 0.0
+    late_episodes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -91,8 +94,9 @@ class RolloutLoop:
         """The newest grant of each ticket that is not released yet. Only the admission loop releases tickets."""
         self._episodes: dict[asyncio.Task[None], _Grant] = {}
         """Running episodes."""
-        self._putting = 0
-        """Number of running episodes that are finished and wait to be buffered."""
+        self._putting = set[asyncio.Task[None] | None]()
+        """Those that are finished and wait to be buffered."""
+        self._room = Room(config.rollout.max_episodes, config.largest_group)
         self._activity = Activity()
         self._change = asyncio.Event()
         """Wakes admission: an episode has ended, there is news, or the worker stops."""
@@ -188,8 +192,8 @@ class RolloutLoop:
         await end_tasks([task for task, grant in self._episodes.items() if grant.ticket >= limit])
 
     async def _admit(self, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> None:
-        """Keep up to `max_episodes` episodes running until `stop`, without those that wait for room in the buffer: it
-        may stay full until somebody has run the tickets of a dead worker."""
+        """Until `stop`, keep as many episodes running as there is room for, without those that wait for room in the
+        buffer: it may stay full until somebody has run the tickets of a dead worker."""
         while not _is_over(stop):
             self._change.clear()
             await self._release_ended()
@@ -223,7 +227,7 @@ class RolloutLoop:
 
     async def _request_slots(self) -> list[RolloutSlot]:
         """Slots for the room that this worker has; asks for none while the buffer has no tickets."""
-        room = self._config.rollout.max_episodes - (len(self._episodes) - self._putting)
+        room = self._room.size - (len(self._episodes) - len(self._putting))
         if room <= 0 or not self._may_grant:
             return []
         self._may_grant = False
@@ -264,18 +268,32 @@ class RolloutLoop:
             raise
         else:
             grant.lacking -= 1
-            self._activity.episodes += 1
 
     async def _put(self, trajectory: Trajectory) -> None:
-        self._putting += 1
+        task = asyncio.current_task()
+        self._putting.add(task)
         self._change.set()
         try:
-            while await self._buffer.put(trajectory) == "full":
+            while (outcome := await self._buffer.put(trajectory)) == "full":
                 if _is_cancelled():
                     raise asyncio.CancelledError
                 await asyncio.sleep(10 * POLL_S)
         finally:
-            self._putting -= 1
+            self._putting.discard(task)
+        self._note(in_time=outcome == "stored")
+
+    def _note(self, in_time: bool) -> None:
+        self._room.note(in_time)
+        self._activity.episodes += in_time
+        self._activity.late_episodes += not in_time
+
+    def _leave_off(self, closed: Collection[int]) -> None:
+        """End the episodes of groups that other workers have finished: their puts would be late."""
+        for task, grant in self._episodes.items():
+            if grant.ticket in closed and task not in self._putting:
+                if not task.cancelling():
+                    self._note(in_time=False)
+                task.cancel()
 
     async def _send_heartbeats(self) -> None:
         """Renew the leases, unless the engine hangs: then the leases run out, and the tickets are requeued."""
@@ -286,7 +304,7 @@ class RolloutLoop:
                 log.warning("the engine has produced no token for %.0f s: its tickets will be requeued", age_s)
             hangs = age_s > lease_s
             tickets = [] if hangs else sorted({grant.ticket for grant in self._episodes.values()})
-            await self._buffer.heartbeat(self._name, tickets, self._status())
+            self._leave_off(await self._buffer.heartbeat(self._name, tickets, self._status()))
             await asyncio.sleep(HEARTBEAT_S)
 
     def _status(self) -> WorkerStatus:
@@ -295,6 +313,7 @@ class RolloutLoop:
             version=engine.version,
             in_flight=len(self._episodes),
             episodes=activity.episodes,
+            late_episodes=activity.late_episodes,
             failed_episodes=failures.by_kind.total(),
             failed_episodes_by_kind=" ".join(f"{kind}:{n}" for kind, n in sorted(failures.by_kind.items())),
             most_frequent_failure=failures.most_frequent,

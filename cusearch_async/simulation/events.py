@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError
+from cusearch_async.rollout.room import Room
 from cusearch_async.simulation.durations import Durations, Troubles
 from cusearch_async.streams import Stream, stream
 from cusearch_async.transport.interface import IDLE_S, WorkerStatus
@@ -38,18 +38,17 @@ class _Worker:
     name: str
     factor: float
     """How many times as long its episodes take."""
+    room: Room
     version: int = -1
     life: int = 0
-    """How often it has died. Events of an earlier life do not happen."""
+    """How often it has died."""
     is_down: bool = False
     """Between a death and its restart."""
     in_flight: int = 0
-    tickets: Counter[int] = field(default_factory=Counter)
-    """Leased ticket -> episodes in flight."""
+    episodes: dict[int, set[_Episode]] = field(default_factory=dict)
+    """Those in flight, by ticket."""
     stood_s: float = 0.0
     """Time that it has spent on loading, which its episodes take longer."""
-    began_s: float = 0.0
-    """Sum of the times at which the episodes in flight began."""
     asks: bool = False
     """Whether there may be tickets for it, as soon as it has room."""
     busy_since: float = 0.0
@@ -57,10 +56,9 @@ class _Worker:
     """Since when it has had no room for a group; None while it has."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Episode:
     worker: _Worker
-    life: int
     ticket: int
     rollout: int
     version: int
@@ -99,7 +97,9 @@ class Simulation:
         self._buffer = MemoryBuffer(self._run, replace(limits_of(config), steps=steps))
         self._random = stream(Stream.SIMULATION, seed)
         slow = round(troubles.slow[0] * workers)
-        self._workers = [_Worker(f"w{n}", troubles.slow[1] if n < slow else 1.0) for n in range(workers)]
+        factors = [troubles.slow[1] if n < slow else 1.0 for n in range(workers)]
+        sizes = config.rollout.max_episodes, config.largest_group
+        self._workers = [_Worker(f"w{n}", factor, Room(*sizes)) for n, factor in enumerate(factors)]
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
         self._drawn: Iterator[float] = iter(())
@@ -160,8 +160,10 @@ class Simulation:
     def _look(self) -> None:
         """What workers do every few seconds: renew leases, and ask if something has become free."""
         for worker in self._workers:
-            if worker.tickets:
-                _now(self._buffer.heartbeat(worker.name, list(worker.tickets), _NOTHING))
+            if worker.episodes:
+                closed = _now(self._buffer.heartbeat(worker.name, list(worker.episodes), _NOTHING))
+                for episode in [episode for ticket in closed for episode in worker.episodes[ticket]]:
+                    self._leave_off(episode, in_time=False)
         self._wake_idle()
         if self._waits_since is not None:  # a group may have closed with its last attempt
             self._claim()
@@ -172,24 +174,21 @@ class Simulation:
         refused: dict[int, int] = {}
         """Version -> room for which there was nothing: nor is there for another worker with as much."""
         for worker in self._in_any_order():
-            room = self._config.rollout.max_episodes - worker.in_flight
+            room = worker.room.size - worker.in_flight
             may_get = worker.version >= 0 and room > refused.get(worker.version, 0)
             if may_get and not self._ask(worker):
                 refused[worker.version] = room
 
     def _ask(self, worker: _Worker) -> bool:
         """Whether there was something for it."""
-        room = self._config.rollout.max_episodes - worker.in_flight
+        room = worker.room.size - worker.in_flight
         slots = _now(self._buffer.admit(worker.name, worker.version, room)) if room > 0 else []
         for slot in slots:
             if not worker.in_flight:
                 worker.busy_since = self._run.now
             worker.in_flight += 1
-            worker.began_s += self._run.now
-            worker.tickets[slot.ticket] += 1
-            episode = _Episode(
-                worker, worker.life, slot.ticket, slot.rollout, worker.version, self._run.now, worker.stood_s
-            )
+            episode = _Episode(worker, slot.ticket, slot.rollout, worker.version, self._run.now, worker.stood_s)
+            worker.episodes.setdefault(slot.ticket, set()).add(episode)
             self._at(self._seconds(worker), self._end, episode)
         worker.asks = room - len(slots) < self._config.largest_group
         if worker.asks and worker.full_since is None:
@@ -216,30 +215,31 @@ class Simulation:
 
     def _end(self, episode: _Episode) -> None:
         worker = episode.worker
-        if worker.life != episode.life:
+        if episode not in worker.episodes.get(episode.ticket, ()):  # it was left off, or the worker has died
             return
         if worker.stood_s > episode.stood_s:  # it has waited for weights meanwhile
-            self._at(worker.stood_s - episode.stood_s, self._end, replace(episode, stood_s=worker.stood_s))
+            self._at(worker.stood_s - episode.stood_s, self._end, episode)
+            episode.stood_s = worker.stood_s
             return
         outcome = _now(self._buffer.put(self._trajectory(episode)))
         if outcome == "full":
             self._at(RETRY_S, self._end, episode)
             return
-        self._spent_s += self._run.now - episode.began
-        if outcome != "stored":
-            self._wasted_s += self._run.now - episode.began
-        self._leave_off(worker, episode)
+        self._leave_off(episode, in_time=outcome == "stored")
         if worker.asks:
             self._ask(worker)
         if self._waits_since is not None and episode.ticket in self._run.ready:
             self._claim()
 
-    def _leave_off(self, worker: _Worker, episode: _Episode) -> None:
+    def _leave_off(self, episode: _Episode, in_time: bool) -> None:
+        worker, spent_s = episode.worker, self._run.now - episode.began
+        self._spent_s += spent_s
+        self._wasted_s += 0.0 if in_time else spent_s
+        worker.room.note(in_time)
         worker.in_flight -= 1
-        worker.began_s -= episode.began
-        worker.tickets[episode.ticket] -= 1
-        if not worker.tickets[episode.ticket]:
-            del worker.tickets[episode.ticket]
+        worker.episodes[episode.ticket].discard(episode)
+        if not worker.episodes[episode.ticket]:
+            del worker.episodes[episode.ticket]
         if not worker.in_flight:
             self._busy_s += self._run.now - worker.busy_since
 
@@ -253,13 +253,14 @@ class Simulation:
 
     def _die(self, worker: _Worker) -> None:
         if worker.in_flight:
-            lost_s = worker.in_flight * self._run.now - worker.began_s
+            in_flight = (episode for episodes in worker.episodes.values() for episode in episodes)
+            lost_s = sum(self._run.now - episode.began for episode in in_flight)
             self._busy_s += self._run.now - worker.busy_since
             self._wasted_s, self._spent_s = self._wasted_s + lost_s, self._spent_s + lost_s
         worker.life, worker.is_down = worker.life + 1, True
         worker.version, worker.in_flight, worker.asks = -1, 0, False
-        worker.began_s = 0.0
-        worker.tickets.clear()
+        worker.episodes.clear()
+        worker.room = Room(self._config.rollout.max_episodes, self._config.largest_group)
         self._has_room(worker)
         self._at(self._troubles.restart_s, self._join, worker)
 

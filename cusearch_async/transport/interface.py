@@ -161,6 +161,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes in flight."""
     episodes: int = 0
     """Episodes that were finished and buffered."""
+    late_episodes: int = 0
+    """Episodes in vain: another worker was faster."""
     failed_episodes: int = 0
     failed_episodes_by_kind: str = ""
     most_frequent_failure: str = ""
@@ -293,8 +295,9 @@ class WorkerBuffer(RunView, Protocol):
         requeued, admission was stopped or resumed, or a learner has taken over. True when that happened, now or since
         the last call. A lease that expires is no news."""
 
-    async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
-        """Renew the leases of `tickets`, and report the worker's status."""
+    async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> list[int]:
+        """Renew the leases of `tickets`, and report the worker's status. Returns those of `tickets` whose groups are
+        closed, so that a put would be late."""
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
         """End the worker's leases of `tickets` and requeue them. With `failed` this counts as a failed attempt."""

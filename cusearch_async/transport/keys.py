@@ -46,8 +46,8 @@ class Keys:
     lease = _Key("lease")  # sorted set: open ticket -> deadline, milliseconds of the run's clock
     clock = _Key("clock")  # hash: run, the run's clock; wall, the server's at that time; milliseconds
     owner = _Key("owner")  # hash: leased ticket -> worker
-    leased_at = _Key("leased_at")  # hash: leased ticket -> when it was granted, milliseconds of the run's clock
-    hedged = _Key("hedged")  # hash: leased ticket -> the second worker that runs what it lacks (pool.hedge_after_s)
+    leased_at = _Key("leased_at")  # sorted set: leased ticket -> when it was granted last, ms of the run's clock
+    hedged = _Key("hedged")  # hash: leased ticket -> the last other worker that runs it (pool.hedge_after_s)
     requeue = _Key("requeue")  # sorted set: requeued tickets; score = ticket
     groups = _Key("groups")  # hash: open ticket -> trajectories finished so far
     ready = _Key("ready")  # sorted set: tickets with a closed group; score = ticket

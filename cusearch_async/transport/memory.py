@@ -73,26 +73,26 @@ class MemoryBuffer:
             if len(granted) + len(slots) > room:
                 return granted
             granted += slots
-            run.leases[ticket], run.leased_at[ticket] = (worker, run.now + limits.lease_s), run.now
+            run.lease(ticket, worker)
             run.requeue.discard(ticket)
             run.state = replace(run.state, next_ticket=max(run.state.next_ticket, ticket + 1))
         return granted + self._hedge(worker, limit, room - len(granted))
 
     def _hedge(self, worker: str, limit: int, room: int) -> list[RolloutSlot]:
-        """What old leases of other workers lack, up to `room` rollouts; each once."""
+        """What other workers were granted long ago, and lack, up to `room` rollouts."""
         run, limits, granted = self._run, self._limits, list[RolloutSlot]()
         if not limits.hedge_s:
             return granted
         soon = min(limit, (run.state.step + limits.defer + 2) * limits.questions)
-        for ticket, since in sorted(run.leased_at.items()):
-            is_old = run.now - since >= limits.hedge_s
-            if is_old and ticket < soon and run.leases[ticket][0] != worker and ticket not in run.hedged:
-                slots = run.missing(ticket)
-                if len(granted) + len(slots) > room:
-                    break
-                granted += slots
-                run.hedged[ticket] = worker
-                run.counts["hedged_rollouts"] += len(slots)
+        old = itertools.takewhile(lambda known: run.now - known[1] >= limits.hedge_s, run.leased_at.items())
+        may = (t for t, _ in old if t < soon and worker not in (run.leases[t][0], run.hedged.get(t)))
+        for ticket in sorted(may):
+            slots = run.missing(ticket)
+            if len(granted) + len(slots) > room:
+                break
+            granted += slots
+            run.hedge(ticket, worker)
+            run.counts["hedged_rollouts"] += len(slots)
         return granted
 
     async def put(self, trajectory: Trajectory) -> Outcome:
@@ -106,8 +106,7 @@ class MemoryBuffer:
                 return "stored"
             run.counts["duplicates_refused"] += 1
             return "duplicate"
-        is_open = ticket in run.leases or ticket in run.requeue
-        if not is_open or trajectory.rollout >= run.group_size(ticket):
+        if not run.is_open(ticket) or trajectory.rollout >= run.group_size(ticket):
             run.counts["late_refused"] += 1
             return "late"
         is_full = run.held >= limits.limit or run.held_bytes >= limits.limit_bytes
@@ -133,12 +132,13 @@ class MemoryBuffer:
         before, self._read_news = self._read_news, self._run.news
         return self._run.news != before
 
-    async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
+    async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> list[int]:
         self._refuse_another()
         self._run.workers[worker] = (status, self._run.now)
         for ticket in tickets:
             if ticket in self._run.leases and self._run.leases[ticket][0] == worker:
                 self._run.leases[ticket] = (worker, self._run.now + self._limits.lease_s)
+        return [ticket for ticket in tickets if not self._run.is_open(ticket)] if self._run.state.epoch else []
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
         for ticket in tickets:
@@ -148,7 +148,7 @@ class MemoryBuffer:
                 else:
                     self._run.requeue_ticket(ticket)
             elif not failed and self._run.hedged.get(ticket) == worker:
-                del self._run.hedged[ticket]
+                self._run.end_hedge(ticket)
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
         await self.release(worker, tickets, failed=False)

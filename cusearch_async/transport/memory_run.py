@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -57,8 +58,9 @@ class MemoryRun:
     leases: dict[int, tuple[str, float]] = field(default_factory=dict)
     requeue: set[int] = field(default_factory=set)
     leased_at: dict[int, float] = field(default_factory=dict)
+    """Leased ticket -> when it was granted last, also by a hedge; the oldest first."""
     hedged: dict[int, str] = field(default_factory=dict)
-    """Leased ticket -> the second worker that runs what it lacks."""
+    """Leased ticket -> the last other worker that was granted what it lacks."""
     ready: set[int] = field(default_factory=set)
     taken: set[int] = field(default_factory=set)
     """Tickets that steps have claimed, in deferred order."""
@@ -81,6 +83,10 @@ class MemoryRun:
 
     def group_size(self, ticket: int) -> int:
         return self.sizes.get(ticket, self._known.rollouts)
+
+    def is_open(self, ticket: int) -> bool:
+        """Whether its group takes trajectories."""
+        return ticket in self.leases or ticket in self.requeue
 
     def slot_ids(self, ticket: int) -> list[str]:
         return [f"{ticket}:{rollout}" for rollout in range(self.group_size(ticket))]
@@ -119,6 +125,20 @@ class MemoryRun:
         for ticket in pool.tickets:
             self.sizes.pop(ticket, None)
             self.incomplete.pop(ticket, None)
+
+    def lease(self, ticket: int, worker: str) -> None:
+        self.leases[ticket] = worker, self.now + self._known.lease_s
+        self.leased_at[ticket] = self.now
+
+    def hedge(self, ticket: int, worker: str) -> None:
+        self.hedged[ticket] = worker
+        del self.leased_at[ticket]  # so that it becomes the last
+        self.leased_at[ticket] = self.now
+
+    def end_hedge(self, ticket: int) -> None:
+        """Another worker may hedge the ticket at once."""
+        del self.hedged[ticket]
+        self.leased_at = {ticket: -math.inf} | {other: at for other, at in self.leased_at.items() if other != ticket}
 
     def end_lease(self, ticket: int) -> None:
         for known in (self.leases, self.leased_at, self.hedged):

@@ -91,9 +91,10 @@ class WorkerSide(RedisRun):
             self._read_news = entries[-1][0]
         return bool(found)
 
-    async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
+    async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> list[int]:
         digest = self._identity.digest
-        await self.run_script("heartbeat", worker, digest, len(tickets), *tickets, *reported(status))
+        closed = await self.run_script("heartbeat", worker, digest, len(tickets), *tickets, *reported(status))
+        return [int(ticket) for ticket in closed]
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
         await self.run_script("release", worker, int(failed), 0, *tickets)

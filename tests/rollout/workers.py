@@ -68,10 +68,11 @@ class BeatingBuffer(MemoryBuffer):
     """Keeps what the worker said at its last heartbeat."""
 
     tickets: tuple[int, ...] = ()
+    beats = 0
 
     async def heartbeat(self, worker, tickets, status):
-        self.tickets, self.status = tuple(tickets), status
-        await super().heartbeat(worker, tickets, status)
+        self.tickets, self.status, self.beats = tuple(tickets), status, self.beats + 1
+        return await super().heartbeat(worker, tickets, status)
 
 
 @contextlib.asynccontextmanager

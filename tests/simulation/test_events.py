@@ -150,3 +150,19 @@ def test_a_group_that_closes_with_its_last_attempt_does_not_end_the_run(simulate
 def test_a_run_of_which_every_episode_dies_is_told(simulated):
     with pytest.raises(ConfigError, match="no episode of step 0 ends: 5 workers"):
         simulated(durations(1000.0), Troubles(mtbf_s=5.0), workers=2)
+
+
+def test_little_of_a_slow_workers_time_is_in_vain(simulated):
+    """Before, it ran as many episodes as it had room for, and nearly all in vain: 20 %."""
+    pool = dict.fromkeys(("pool.questions", "method.budget", "loss.minibatch"), 160)
+    pool |= {"order": "deferred", "hedge_after_s": 20}
+    found = simulated(durations(6.0, 15.0), Troubles(slow=(1 / 16, 5.0)), workers=16, steps=100, **pool)
+    assert found.wasted < 0.04
+    assert found.learner_idle < 0.1
+
+
+def test_hedges_that_hang_are_hedged(simulated):
+    """Before, a pool waited for the first one: the learner was idle for 74 %."""
+    pool = {"order": "deferred", "defer": 3, "hedge_after_s": 15}
+    found = simulated(durations(6.0, 15.0), Troubles(hang=(3e-2, 200.0)), workers=8, steps=60, **pool)
+    assert found.learner_idle < 0.3

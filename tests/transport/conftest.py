@@ -52,8 +52,8 @@ class RedisBackend:
 
     async def age_leases(self) -> None:
         """As if they had been granted long ago, and renewed since."""
-        for ticket in await self.client.hkeys(self.keys.leased_at):
-            await self.client.hset(self.keys.leased_at, ticket, -1e18)
+        for ticket in await self.client.zrange(self.keys.leased_at, 0, -1):
+            await self.client.zadd(self.keys.leased_at, {ticket: -1e18})
 
     async def memory(self) -> str:
         return (await self.client.get(self.keys.memory) or b"").decode()

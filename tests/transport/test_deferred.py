@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cusearch_async.errors import BufferLost
-from cusearch_async.transport.interface import RolloutSlot
+from cusearch_async.transport.interface import RolloutSlot, WorkerStatus
 from tests.strategies import make_trajectory
 from tests.transport.filling import G, N, fill, group, recovered, started, train
 
@@ -129,7 +129,7 @@ async def test_a_worker_with_nothing_to_do_runs_what_an_old_lease_lacks_once(bac
     await backend.age_leases()
     assert await buffer.admit("slow", 0, N * G) == [], "its own"
     assert await buffer.admit("idle", 0, 3) == [RolloutSlot(0, 1), *group(1)]
-    assert await buffer.admit("another", 0, 3) == group(2), "each once"
+    assert await buffer.admit("another", 0, 3) == group(2), "what is hedged is not old"
     assert (await buffer.ledger()).hedged_rollouts == 5
     await fill(buffer, [RolloutSlot(0, 1)], worker="idle")
     assert await buffer.admit("third", 0, N * G) == group(3)
@@ -138,7 +138,35 @@ async def test_a_worker_with_nothing_to_do_runs_what_an_old_lease_lacks_once(bac
     assert (await buffer.queues(0)).ready == 1
 
 
-async def test_what_another_worker_has_hedged_is_hedged_again_only_if_it_leaves(backend):
+async def test_a_hedge_that_is_old_is_hedged_too_by_a_third_worker(backend):
+    """Before, a pool waited for a hedge that hung."""
+    buffer = await started(backend, hedge_s=1e12, max_staleness=0, questions=2)
+    await buffer.admit("slow", 0, 2 * G)
+    await backend.age_leases()
+    assert await buffer.admit("hangs", 0, G) == group(0)
+    assert await buffer.admit("third", 0, 2 * G) == group(1)
+    await backend.age_leases()
+    assert await buffer.admit("hangs", 0, 2 * G) == group(1), "it runs the other itself"
+    assert await buffer.admit("slow", 0, 2 * G) == []
+    assert await buffer.admit("third", 0, 2 * G) == group(0)
+    assert await buffer.admit("fourth", 0, 2 * G) == []
+    assert (await buffer.ledger()).hedged_rollouts == 4 * G
+
+
+async def test_a_worker_hears_which_of_its_groups_others_have_finished(backend):
+    buffer = await started(backend, hedge_s=1e12, max_staleness=0)
+    slots = await buffer.admit("slow", 0, 4 * G)
+    await fill(buffer, slots[: G + 1], worker="fast")
+    assert await buffer.heartbeat("slow", [0, 1, 2], WorkerStatus()) == [0]
+    await backend.expire_leases()
+    await buffer.admit("third", 0, G)
+    assert await buffer.heartbeat("slow", [1, 2, 3], WorkerStatus()) == [], "they take its trajectories still"
+    await fill(buffer, slots[G + 1 :])
+    await train(buffer, 0)
+    assert await buffer.heartbeat("slow", [0, 3], WorkerStatus()) == [0, 3]
+
+
+async def test_what_another_worker_has_hedged_is_hedged_at_once_if_it_leaves(backend):
     buffer = await started(backend, hedge_s=1e12, max_staleness=0, questions=1)
     await buffer.admit("slow", 0, G)
     await backend.age_leases()

@@ -162,7 +162,7 @@ class Run(BothBuffers):
     def beat(self, worker: str) -> None:
         tickets = sorted({p.ticket for p in self.running[worker]})
         answer = self.both("heartbeat", worker, tickets, WorkerStatus(), by=self.workers[worker])
-        assert answer == (None if self.fits(worker) else REFUSED)
+        assert (answer == REFUSED) == (not self.fits(worker))
 
     @rule(worker=st.sampled_from(WORKERS))
     def join(self, worker: str) -> None:

@@ -1,6 +1,6 @@
 -- Grant rollouts to a worker: lease tickets within the staleness bound and the steps of the run, requeued ones
--- first. With room left it hedges: it grants what a lease of another worker lacks a second time, once, if the lease is
--- old and its pool is near.
+-- first. With room left it hedges: what another worker was granted long ago, and lacks, is granted a second time if its
+-- pool is near; and once more when that is long ago, too.
 -- A request with the same token gets the same grant again, without tickets that are now beyond the limit. An older
 -- request of the same process gets nothing. So a command that is sent again, or arrives late, changes nothing.
 -- ARGV worker token("process/number") room loaded_version contract_digest
@@ -52,7 +52,7 @@ local function take(ticket)
   tickets[#tickets + 1] = ticket
   redis.call('ZADD', key('lease'), time + run.lease_ms, ticket)
   redis.call('HSET', key('owner'), ticket, name)
-  redis.call('HSET', key('leased_at'), ticket, time)
+  redis.call('ZADD', key('leased_at'), time, ticket)
   grant(ids)
   return true
 end
@@ -68,11 +68,9 @@ while has_room and next_ticket < limit and take(tostring(next_ticket)) do
 end
 if has_room and run.hedge_s > 0 then
   local needed_soon, old = math.min(limit, (run.step + run.defer + 2) * run.questions), {}
-  for ticket, since in pairs(hash(key('leased_at'))) do
-    local may = tonumber(ticket) < needed_soon and time - since >= 1000 * run.hedge_s
-    if may and redis.call('HGET', key('owner'), ticket) ~= name and redis.call('HEXISTS', key('hedged'), ticket) == 0 then
-      old[#old + 1] = tonumber(ticket)
-    end
+  for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('leased_at'), '-inf', time - 1000 * run.hedge_s)) do
+    local runs_it = redis.call('HGET', key('owner'), ticket) == name or redis.call('HGET', key('hedged'), ticket) == name
+    if tonumber(ticket) < needed_soon and not runs_it then old[#old + 1] = tonumber(ticket) end
   end
   table.sort(old)
   for i = 1, math.min(#old, most - #tickets) do
@@ -81,6 +79,7 @@ if has_room and run.hedge_s > 0 then
     if #granted + #ids > room then break end
     tickets[#tickets + 1] = ticket
     redis.call('HSET', key('hedged'), ticket, name)
+    redis.call('ZADD', key('leased_at'), time, ticket)
     count('hedged_rollouts', #ids)
     grant(ids)
   end

@@ -145,8 +145,13 @@ end
 local function end_lease(ticket)
   redis.call('ZREM', key('lease'), ticket)
   redis.call('HDEL', key('owner'), ticket)
-  redis.call('HDEL', key('leased_at'), ticket)
+  redis.call('ZREM', key('leased_at'), ticket)
   redis.call('HDEL', key('hedged'), ticket)
+end
+
+-- Whether a ticket's group takes trajectories.
+local function is_open(ticket)
+  return redis.call('ZSCORE', key('lease'), ticket) or redis.call('ZSCORE', key('requeue'), ticket)
 end
 
 local function lacking_of(ticket) return tonumber(redis.call('HGET', key('incomplete'), ticket)) or 0 end

@@ -13,14 +13,13 @@ end
 local function refusal(id, ticket, size, staged)
   if redis.call('EXISTS', staged) == 0 then return 'unstaged' end
   if not run.epoch then return 'late' end
-  local is_open = redis.call('ZSCORE', key('lease'), ticket) or redis.call('ZSCORE', key('requeue'), ticket)
   local is_known = redis.call('HEXISTS', key('waiting'), id) == 1
-  if is_known or (not is_open and redis.call('EXISTS', traj(id)) == 1) then
+  if is_known or (not is_open(ticket) and redis.call('EXISTS', traj(id)) == 1) then
     if redis.call('GET', payload(id)) == redis.call('GET', staged) then return 'stored' end
     count('duplicates_refused', 1)
     return 'duplicate'
   end
-  if not is_open or tonumber(string.match(id, '%d+$')) >= size then
+  if not is_open(ticket) or tonumber(string.match(id, '%d+$')) >= size then
     count('late_refused', 1)
     return 'late'
   end

@@ -18,7 +18,7 @@ local kinds = {  -- not `news`: `tell` makes it again
   ledger = 'hash', waiting = 'hash', depth_by_version = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
   incomplete = 'hash', sizes = 'hash', memory = 'string', clock = 'hash', quarantine = 'hash', learners = 'hash',
   contract = 'hash', lease = 'zset', requeue = 'zset', ready = 'zset', workers = 'zset', next_ticket = 'string',
-  taken = 'zset', reserved = 'hash', leased_at = 'hash', hedged = 'hash',
+  taken = 'zset', reserved = 'hash', leased_at = 'zset', hedged = 'hash',
 }
 for name, kind in pairs(kinds) do
   local found = redis.call('TYPE', key(name)).ok

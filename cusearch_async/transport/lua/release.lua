@@ -6,6 +6,7 @@ for i = 4, #ARGV do
     if failed then fail_attempt(ARGV[i]) else requeue(ARGV[i]) end
   elseif not failed and redis.call('HGET', key('hedged'), ARGV[i]) == name then
     redis.call('HDEL', key('hedged'), ARGV[i])
+    redis.call('ZADD', key('leased_at'), 'XX', '-inf', ARGV[i])  -- another worker may hedge it at once
   end
 end
 if leaves then
