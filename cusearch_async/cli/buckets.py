@@ -45,13 +45,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--contract", action="store_true", help="show the run contract, which every process must match")
     text = "--ledger: read counters only; do not scan the keys (this blocks Redis)"
     parser.add_argument("--quick", action="store_true", help=text)
-    parser.add_argument("--json", action="store_true", help="--ledger: print JSON")
+    parser.add_argument("--json", action="store_true", help="--once and --ledger: print JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    if (arguments.quick or arguments.json) and not arguments.ledger:
-        raise ConfigError("--quick and --json are options of --ledger; add it")
+    if arguments.quick and not arguments.ledger:
+        raise ConfigError("--quick is an option of --ledger; add it")
+    if arguments.json and not (arguments.ledger or arguments.once):
+        raise ConfigError("--json is an option of --once and of --ledger; add one of them")
     config = load_config(arguments.config, overrides)
     if arguments.ledger:
         found, counted = asyncio.run(read_ledger(config, arguments.quick))
@@ -59,14 +61,17 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.workers or arguments.contract:
         asyncio.run(show_workers(config, arguments.contract))
     else:
-        asyncio.run(show(config, arguments.once))
+        asyncio.run(show(config, arguments.once, arguments.json))
 
 
-async def show(config: Config, once: bool) -> None:
+async def show(config: Config, once: bool, as_json: bool = False) -> None:
     async with open_buffer(config) as buffer:
         await buffer.state()  # fails at once when Redis is not running; a later outage is waited out below
     async with open_buffer(config, config.redis.outage_s) as buffer:
         before = await look(buffer)
+        if as_json:
+            print(in_json(before, config))
+            return
         if once:
             Console().print(view(before, None, config), soft_wrap=True)  # the command at its end is to be pasted
             return
@@ -120,6 +125,12 @@ def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableTy
         Panel(workers(now.workers), title=f"workers: {alive} alive of {len(now.workers)}", expand=False),
         Text(f"inspect it with: {redis_cli_line(config.redis, config.folder)}", no_wrap=True, overflow="ignore"),
     )
+
+
+def in_json(now: Snapshot, config: Config) -> str:
+    shown = {name: getattr(now, name) for name in ("state", "ledger", "pool", "queues", "workers")}
+    shown["depth_by_staleness"] = now.cells(config.episode.s_max, config.pool.staleness_bound)
+    return msgspec.json.encode(shown).decode()
 
 
 def head(state: RunState, config: Config) -> Text:

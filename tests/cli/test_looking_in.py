@@ -98,6 +98,13 @@ async def test_buckets_show_depth_by_staleness_groups_workers_and_ledger(atlas_c
     assert re.search(r"w\s+\d+ s ago\s+0\s+4", shown)
 
 
+def test_a_view_in_json_has_all_of_it(config, atlas_config, overrides, cusearch):
+    shown = json.loads(cusearch("buckets", atlas_config, "--once", "--json", *overrides)[1])
+    assert [sum(counts) for counts in shown["depth_by_staleness"]] == [0, 1, 0, 1, 0, 0]
+    assert (shown["state"]["fields"], shown["pool"], shown["queues"]["leased"]) == ({"phase": 2}, 0, 2)
+    assert (shown["ledger"]["finished"], shown["workers"]["w"]["in_flight"]) == (2, 4)
+
+
 async def test_while_a_pool_is_trained_on_buckets_count_the_next_one(atlas_config, overrides):
     small = ["--pool.questions", "2", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4"]
     config = load_config(atlas_config, [*overrides, *small])
