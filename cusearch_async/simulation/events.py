@@ -69,7 +69,7 @@ class _Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Figures of the steps after the first few, in which the run finds its pace."""
+    """Figures of the steps between the first few, in which the run finds its pace, and its last ones."""
 
     step_s: float
     """Mean."""
@@ -94,7 +94,10 @@ class Simulation:
     ) -> None:
         self._config, self._durations, self._troubles, self._steps = config, durations, troubles, steps
         self._run = MemoryRun()
-        self._buffer = MemoryBuffer(self._run, replace(limits_of(config), steps=steps))
+        # The last steps of a run wait for all of its tickets; those here are followed by others.
+        self._buffer = MemoryBuffer(
+            self._run, replace(limits_of(config), steps=steps + config.pool.staleness_bound + 1)
+        )
         self._random = stream(Stream.SIMULATION, seed)
         slow = round(troubles.slow[0] * workers)
         factors = [troubles.slow[1] if n < slow else 1.0 for n in range(workers)]

@@ -58,8 +58,7 @@ class MemoryBuffer:
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         self._refuse_another()
         run, limits = self._run, self._limits
-        expired = [(deadline, ticket) for ticket, (_, deadline) in run.leases.items() if deadline <= run.now]
-        for _, ticket in sorted(expired):
+        for ticket in run.expired():
             run.fail_attempt(ticket)
         if run.state.published < 0 or run.state.paused:
             return []

@@ -56,6 +56,8 @@ class MemoryRun:
     quarantined: dict[str, str] = field(default_factory=dict)
     pools: dict[int, Claimed] = field(default_factory=dict)
     leases: dict[int, tuple[str, float]] = field(default_factory=dict)
+    first_deadline: float = math.inf
+    """No lease ends before it."""
     requeue: set[int] = field(default_factory=set)
     leased_at: dict[int, float] = field(default_factory=dict)
     """Leased ticket -> when it was granted last, also by a hedge; the oldest first."""
@@ -127,8 +129,18 @@ class MemoryRun:
             self.incomplete.pop(ticket, None)
 
     def lease(self, ticket: int, worker: str) -> None:
-        self.leases[ticket] = worker, self.now + self._known.lease_s
+        deadline = self.now + self._known.lease_s
+        self.leases[ticket] = worker, deadline
         self.leased_at[ticket] = self.now
+        self.first_deadline = min(self.first_deadline, deadline)
+
+    def expired(self) -> list[int]:
+        """Tickets whose leases have ended, the first one first."""
+        if self.now < self.first_deadline:
+            return []
+        deadlines = sorted((deadline, ticket) for ticket, (_, deadline) in self.leases.items())
+        self.first_deadline = min((deadline for deadline, _ in deadlines if deadline > self.now), default=math.inf)
+        return [ticket for deadline, ticket in deadlines if deadline <= self.now]
 
     def hedge(self, ticket: int, worker: str) -> None:
         self.hedged[ticket] = worker

@@ -133,7 +133,7 @@ async def test_an_episode_of_a_lease_that_ran_out_fails_no_later_grant_of_its_ti
     await start(buffer)
     async with running(loop):
         await until(lambda: len(runner.running) == 7)
-        run.leases[0] = ("w", run.now)
+        run.leases[0], run.first_deadline = ("w", run.now), run.now
         await until(lambda: run.attempts == {0: 1} and (0, 0) in runner.running)
         fails.set()
         await until(lambda: loop._activity.failures.by_kind.total() == 1)
@@ -197,5 +197,5 @@ async def test_a_worker_whose_episodes_all_wait_for_room_runs_what_a_dead_one_ha
         await until(lambda: not engine.users)
         assert run.ready == {1, 2, 3}
         assert loop._status().in_flight >= 4, "the buffer is full"
-        run.leases[0] = ("dead", run.now)
+        run.leases[0], run.first_deadline = ("dead", run.now), run.now
         await until(lambda: let_go() or run.ready == {0, 1, 2, 3})
