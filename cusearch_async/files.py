@@ -81,6 +81,9 @@ def whole_or_absent(path: Path) -> Iterator[None]:
     Raises: WriteFailed in one line when the write fails; then `path` is deleted, and its space is free."""
     try:
         yield
+    except WriteFailed:  # of another process, which writes into the folder too
+        remove(path)
+        raise
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "inline_container" not in str(error):  # torch.save's writer
             raise

@@ -139,6 +139,23 @@ def test_a_disk_that_refuses_is_named_in_one_line_and_leaves_no_half_folder(tmp_
     assert not folder.exists()
 
 
+def test_what_another_process_could_not_write_is_removed_too(tmp_path: Path):
+    """A learner's other rank writes into the same checkpoint. Before, this rank's part stayed on the full disk."""
+    folder = tmp_path / "step000003-e1"
+    error = WriteFailed("rank 1 cannot write its part: No space left on device")
+
+    def write() -> None:
+        with whole_or_absent(folder):
+            folder.mkdir()
+            (folder / "rank0.safetensors").write_bytes(b"whole")
+            raise error
+
+    with pytest.raises(WriteFailed) as raised:
+        write()
+    assert raised.value is error
+    assert not folder.exists()
+
+
 def test_a_programming_error_while_writing_stays_what_it_is(tmp_path: Path):
     with pytest.raises(RuntimeError, match="mat1 and mat2"), whole_or_absent(tmp_path / "checkpoint"):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

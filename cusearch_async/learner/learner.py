@@ -153,8 +153,10 @@ class DeepSpeedLearner:
         number = self._captures
 
         def write_on_all_ranks() -> None:
-            write()
-            failed = [failure for failure in self._ranks.wait_for_answers(f"written/{number}") if failure]
+            try:
+                write()
+            finally:  # whoever deletes the folder after a failure must be the last one in it
+                failed = [failure for failure in self._ranks.wait_for_answers(f"written/{number}") if failure]
             if failed:
                 raise WriteFailed("; ".join(failed))
 

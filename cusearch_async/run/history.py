@@ -45,6 +45,7 @@ from cusearch_async.run.provenance import Computing
 log = logging.getLogger(__name__)
 
 _STOPPED = ".stop"
+WEIGHTS = "weights of model.path"
 
 
 class Start(msgspec.Struct):
@@ -167,7 +168,7 @@ def _made_with(start: Start) -> dict[str, str]:
         "commit": start.commit or NOT_SET,
         DATA: start.contract.get(DATA, NOT_SET),
         MODEL: start.contract.get(MODEL, NOT_SET),
-        "weights of model.path": start.weights or NOT_SET,
+        WEIGHTS: start.weights or NOT_SET,
         "content of retriever.corpus": start.corpus or NOT_SET,
     }
 
@@ -203,11 +204,20 @@ def changes_since_last_start(config: Config, accept: bool, identity: Identity = 
     for key in (DATA, MODEL, SERVED):
         if key in identity.terms and key in contract:
             own[key], last[key] = identity.terms[key], contract[key]
+    if MODEL in identity.terms and starts and starts[-1].weights and _loads_weights_again(config):
+        last[WEIGHTS] = starts[-1].weights
+        own[WEIGHTS] = provenance.weights_of(config.model.location) or last[WEIGHTS]
     changes = differences(own, last)
     serious = [change for change in changes if scope_of(change.key) is not Scope.FREE]
     if serious and not accept:
         raise not_this_run(config.run.name, serious)
     return changes
+
+
+def _loads_weights_again(config: Config) -> bool:
+    """Whether a learner that continues takes more from model.path than a checkpoint replaces: what is not trained, or
+    the reference policy."""
+    return bool(config.learner.lora.rank or config.learner.trained_layers or config.loss.kl_coef)
 
 
 def _last_settings(run_folder: Path) -> dict[str, str] | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
-from cusearch_async.errors import CusearchError, Fenced, WriteFailed, first_line
+from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed, first_line
 from cusearch_async.learner.interface import Learner, is_sealed
 from cusearch_async.lifecycle.gpu_share import GpuLock
 from cusearch_async.lifecycle.progress import log_waiting
@@ -168,6 +168,11 @@ class Leader:
         with run_folder.hold_for_take_over(self._config.folder, TAKE_OVER_S):
             await self._refuse_another_buffer(buffer)
             earlier = await buffer.learner()
+            if earlier and (await buffer.state()).checkpoint > start.step:
+                raise ConfigError(
+                    f"the checkpoint of step {start.step} is too old now: another learner of this run is alive "
+                    f"({_describe(earlier)}) and has saved later ones; start this one again"
+                )
             least_epoch = max(self._checkpoints.highest_epoch(), store.highest_epoch())
             await buffer.recover(start.step, start.method, least_epoch, self._accepts_changes)
             record_start(self._config, buffer.epoch, start.step, self._identity, buffer.nonce)

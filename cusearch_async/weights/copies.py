@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -69,6 +70,14 @@ class Copies(ABC):
             self._remove_old(directory)
         return OpenedVersion(name, manifest, directory)
 
+    async def is_current(self, name: str) -> bool:
+        """Whether the copy is of the version there, as far as it can be asked for. Otherwise `open` fetches it."""
+        directory = self._store.directory(name)
+        is_it = (directory / MANIFEST).exists() and await self._is_there(name, directory)
+        if not is_it:
+            self._known.discard(name)
+        return is_it
+
     async def _copy_of(self, name: str, directory: Path) -> Manifest | None:
         """The manifest of the copy that is here; None without one, and for one that is damaged or another run's."""
         if is_half_done(directory, MANIFEST):
@@ -85,7 +94,7 @@ class Copies(ABC):
 
     async def _is_there(self, name: str, directory: Path) -> bool:
         """Whether the version there has this copy's manifest, as far as it can be asked for."""
-        theirs = directory.with_name(f"{directory.name}.{MANIFEST}")
+        theirs = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}.{MANIFEST}")
         try:
             await self.fetch(name, MANIFEST, theirs)
             return theirs.read_bytes() == (directory / MANIFEST).read_bytes()

@@ -22,7 +22,7 @@ from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WeightsUnavailable, WriteFailed
 from cusearch_async.files import write_failed
 from cusearch_async.objects import Objects
-from cusearch_async.run.folder import MARKER, Marker
+from cusearch_async.run.folder import MARKER, Marker, read_marker
 from cusearch_async.weights.copies import Copies, keep
 from cusearch_async.weights.folder import KEPT, NAME, WeightStore, order_of
 from cusearch_async.weights.interface import MANIFEST, Manifest
@@ -50,7 +50,8 @@ class ObjectTransport:
 
     def _mark(self) -> None:
         """A learner removes the versions of earlier ones, so that two runs would remove each other's."""
-        refuse_others(self._objects, self._config.run.name)
+        own = read_marker(self._config.folder)
+        refuse_others(self._objects, self._config.run.name, own.id if own else "")
         self._objects.put(MARKER, self._config.folder / MARKER)
 
     @asynccontextmanager
@@ -64,17 +65,22 @@ def open_objects(url: str) -> Objects:
     return Objects(url, "weights.objects", WeightsUnavailable)
 
 
-def refuse_others(objects: Objects, run: str) -> None:
-    """Raises: ConfigError where the versions are another run's; WeightsUnavailable."""
+def refuse_others(objects: Objects, run: str, run_id: str = "") -> None:
+    """Raises: ConfigError where the versions are another run's, also one of the same name; WeightsUnavailable."""
     if MARKER not in objects.paths():
         return
     try:
-        theirs = msgspec.json.decode(objects.read(MARKER), type=Marker).run
+        theirs = msgspec.json.decode(objects.read(MARKER), type=Marker)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"weights.objects {objects.url}: {MARKER} cannot be read ({error})") from error
-    if theirs != run:
+    if theirs.run != run:
         raise ConfigError(
-            f"weights.objects {objects.url} is for run {theirs!r}, not for {run!r}; choose another prefix"
+            f"weights.objects {objects.url} is for run {theirs.run!r}, not for {run!r}; choose another prefix"
+        )
+    if run_id and theirs.id != run_id:
+        raise ConfigError(
+            f"weights.objects {objects.url} is for another run {run!r} than this folder's, made {theirs.created}; "
+            "choose another prefix, or delete what is there"
         )
 
 

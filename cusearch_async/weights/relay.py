@@ -1,7 +1,8 @@
 """A relay between the learner and other machines: it downloads each version once, and serves it to all of them.
 
-It answers as the learner's server does (weights/http.py). What it does not have it downloads first; a version never
-changes, so what it has needs no question. Relays may stand behind relays.
+It answers as the learner's server does (weights/http.py). What it does not have it downloads first. A version never
+changes, but the next run's versions have the names of the last one's: every few seconds a client's question makes it
+compare what it has. Relays may stand behind relays.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -24,6 +26,9 @@ from cusearch_async.weights.http import Server, listening
 from cusearch_async.weights.interface import OpenedVersion
 
 log = logging.getLogger(__name__)
+
+COMPARED_S = 10.0
+"""For so long a version that is here needs no question."""
 
 
 @asynccontextmanager
@@ -56,8 +61,8 @@ class Relay(Server):
         self._downloads = downloads
         self._downloading: InFlight[str, OpenedVersion] = InFlight()
         """Continues when the client that asked first is gone."""
-        self._checked: set[str] = set()
-        """Versions that are here."""
+        self._compared: dict[str, float] = {}
+        """Version that is here -> when it was compared with the one there."""
 
     async def close(self) -> None:
         await self._downloading.close()
@@ -88,9 +93,13 @@ class Relay(Server):
 
     async def _have(self, name: str) -> None:
         """Raises: WeightsUnavailable; ConfigError; WriteFailed."""
-        if name not in self._checked or not self._store.directory(name).exists():
+        began = time.monotonic()
+        is_here = name in self._compared and self._store.directory(name).exists()
+        if is_here and began - self._compared[name] < COMPARED_S:
+            return
+        if not (is_here and await self._downloads.is_current(name)):
             await self._downloading.share(name, lambda: self._downloads.open(name))
-            self._checked.add(name)
+        self._compared[name] = began
 
     async def _last(self, request: web.Request) -> web.StreamResponse:
         """The learner's answer to this client, once its version is here."""

@@ -327,6 +327,12 @@ def test_the_disk_holds_checkpoints_and_weight_versions(monkeypatch, tmp_path):
     assert rooms(config)["disk"].status == "ok", "what the run has already is not needed twice"
 
 
+def test_versions_that_are_kept_to_be_scored_are_counted():
+    """Before, only the newest were: 4."""
+    config = load_config(PAPER, ["--eval.in_order", "true", "--eval.every", "10", "--run.steps", "203"])
+    assert "and 25 weight versions of" in rooms(config)["disk"].text
+
+
 def test_the_versions_that_are_counted_are_those_that_are_kept():
     assert inspect.signature(WeightStore).parameters["keep"].default == memory.KEPT_VERSIONS
 

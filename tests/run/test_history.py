@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from msgspec import structs
+from safetensors.torch import load_file, save_file
 
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ContractMismatch
@@ -255,3 +256,31 @@ def test_whatever_else_a_start_was_made_with_is_told(change, message):
     assert ", ".join(map(str, made_otherwise(start, structs.replace(start, **change)))) == message
     named = {name for names, _ in CHANGES for name in names}
     assert named == {*Start.__struct_fields__}, "each field of a start counts, or is known not to"
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_refused"),
+    [
+        (["--loss.kl_coef", "0"], False),
+        (["--loss.kl_coef", "0.001"], True),
+        (["--loss.kl_coef", "0", "--learner.lora.rank", "4"], True),
+        (["--loss.kl_coef", "0", "--learner.trained_layers", "1"], True),
+    ],
+    ids=["all trained", "reference", "adapter", "upper layers"],
+)
+def test_other_weights_under_a_checkpoint_that_has_not_all_of_them_are_refused(
+    config_of, tmp_path, settings, is_refused
+):
+    """Before, an adapter continued on another base, and the reference policy was another, without a word."""
+    model, identity = tmp_path / "model", Identity({MODEL: "384 tokens (a)"})
+    shutil.copytree(STARTER, model)
+    config = config_of("--model.path", str(model), *settings)
+    record_start(config, epoch=1, step=0, identity=identity)
+    assert changes_since_last_start(config, accept=False, identity=identity) == []
+    weights = model / "model.safetensors"
+    changed = {name: tensor + 1 for name, tensor in load_file(weights).items()}
+    save_file(changed, weights, {"format": "pt"})
+    if is_refused:
+        with pytest.raises(ContractMismatch, match=r"weights of model\.path is \d+ bytes \(\w+\) here and \d+ bytes"):
+            changes_since_last_start(config, accept=False, identity=identity)
+    assert bool(changes_since_last_start(config, accept=True, identity=identity)) == is_refused

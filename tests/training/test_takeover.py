@@ -311,6 +311,18 @@ async def test_a_run_that_cannot_be_taken_over_is_left_as_it_is(scene):
     assert files_in(s.config.folder) == {"takeover.lock"}
 
 
+async def test_a_learner_that_was_overtaken_while_it_loaded_is_told_to_start_again(scene):
+    """Before, it was advised to reset the run."""
+    s = scene()
+    older = s.another()
+    await older.recover(0)
+    await older.learner_heartbeat(LearnerStatus(epoch=1, host="elsewhere", pid=7, step=5))
+    await older.checkpoint(4)
+    with pytest.raises(ConfigError, match=r"step 0 is too old now: .*on elsewhere, process 7.* start this one again"):
+        await taken_over(s)
+    await older.checkpoint(5)
+
+
 def with_another_redis(s: Scene, atlas_config, *overrides: str) -> Scene:
     """Of the same folder."""
     other = Scene(atlas_config, s.config.folder, "--run.steps", "4", *overrides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -282,6 +283,10 @@ async def test_a_prefix_is_for_one_run(tmp_path, monkeypatch, store_url):  # noq
             pass
     with pytest.raises(ConfigError, match=r"is for run 'one', not for 'two'; choose another prefix"):
         async with transport("two").serving():
+            pass
+    shutil.rmtree(tmp_path / "one")  # or on another host: a run of the same name
+    with pytest.raises(ConfigError, match=r"another run 'one' than this folder's, made 20.*delete what is there"):
+        async with transport("one").serving():
             pass
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -80,6 +81,19 @@ async def test_a_relay_behind_a_relay_passes_on_what_it_gets(site, tmp_path):
     async with site.learner.serving(), relays[0], relays[1], second.behind("worker") as downloads:
         assert same(await downloads.open(name), tensors(1))
         assert await downloads.newest_of(1) == name
+
+
+async def test_the_next_runs_version_of_the_same_name_is_fetched(site, monkeypatch):
+    """Before, a relay that outlived `cusearch reset` served the weights of the run before."""
+    monkeypatch.setattr(relay, "COMPARED_S", 0)
+    name = site.publish(1)
+    async with relaying(site.relay_config()):
+        async with site.learner.serving(), site.behind("a") as downloads:
+            assert same(await downloads.open(name), tensors(1))
+        shutil.rmtree(site.store.directory(name))
+        assert site.store.publish(1, 1, tensors(2), CANARY) == name
+        async with site.learner.serving(), site.behind("b") as downloads:
+            assert same(await downloads.open(name), tensors(2))
 
 
 async def test_differences_pass_through_and_a_base_that_the_relay_lacks_means_the_whole_file(site, sent):

@@ -169,7 +169,7 @@ def _in_memory(what: str, text: str, needed: int) -> Finding:
 def disk(config: Config, shape: ModelShape) -> Iterator[Finding]:
     """Room for the checkpoints and weight versions that a run keeps, the best one among them, and for one more of each.
     Too little is no error: the run may be on another machine."""
-    kept = KEPT_VERSIONS + 1
+    kept = KEPT_VERSIONS + 1 + sum(config.eval.keeps(version) for version in range(config.run.steps + 1))
     count = config.learner.keep_checkpoints + 1 + bool(config.eval.every)
     checkpoint, version = sizing.checkpoint_bytes(shape, config), sizing.version_bytes(shape, config)
     checkpoints = (count * checkpoint, f"{count} checkpoints of {_size(checkpoint)}", config.folder / "checkpoints")
