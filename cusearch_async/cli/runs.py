@@ -178,8 +178,19 @@ def _figures(runs: Sequence[KeptRun]) -> Table:
         shown.add_column(name, justify="right", overflow="fold")
     for name, text in COMPARED.items():
         shown.add_row(text, *(_mean([row for row in run.rows if row["step"] in last], name) for run in runs))
-    shown.add_row("EM, held-out, last", *("–" if run.last_em is None else f"{run.last_em:.3f}" for run in runs))
+    shown.add_row(*_held_out(runs))
     return shown
+
+
+def _held_out(runs: Sequence[KeptRun]) -> list[str]:
+    """EM of the newest version that all have scored; where there is none, of the newest of each."""
+    scores = [{row["step"]: row["all"]["em"] for row in run.scores if "em" in row.get("all", {})} for run in runs]
+    if common := set.intersection(*map(set, scores)):
+        version = max(common)
+        return [f"EM, held-out, version {version}", *(f"{one[version]:.3f}" for one in scores)]
+    newest = ("–" if run.last_em is None else f"{run.last_em:.3f}" for run in runs)
+    versions = (f" (version {max(one)})" if one else "" for one in scores)
+    return ["EM, held-out, last", *map("".join, zip(newest, versions, strict=True))]
 
 
 def _mean(rows: Sequence[dict[str, Any]], name: str) -> str:

@@ -107,14 +107,21 @@ def claimed(folder: Path, file: Path, plan: Plan) -> Iterator[None]:
 
 
 def _check_same(plan: Plan, before: StudyFile, folder: Path) -> None:
-    """Raises: ConfigError for the folder of another study, or of this one with other primary measures or claims."""
+    """Raises: ConfigError for the folder of another study, or of this one with other primary measures, claims, or seeds
+    of what is claimed: who may change them finds something sooner or later."""
     claims = (
         "; ".join(claim.model_dump_json(exclude={"reported"}) for claim in one) for one in (before.claim, plan.claims)
+    )
+    claimed = {claim.part for claim in plan.claims}
+    seeds = (
+        ", ".join(f"{part.name}: {part.seeds}" for part in parts if part.name in claimed)
+        for parts in (before.part, plan.parts)
     )
     for name, was, now in (
         ("name", before.study.name, plan.study.name),
         ("primary measures", before.study.primary, plan.study.primary),
         ("claims", *claims),
+        ("seeds of claims", *seeds),
     ):
         if was != now:
             raise ConfigError(f"{folder} is the folder of a study with the {name} {was}, not {now}; choose another")

@@ -229,11 +229,12 @@ def lag(run: KeptRun) -> Json | None:
     every = run.setting("eval", "every")
     if not isinstance(every, int) or not every or not run.rows:
         return None
-    scored = run.scores[-1]["step"] if run.scores else 0
+    scored = run.scores[-1]["step"] if run.scores else run.rows[0]["step"]
     behind = steps_done(run.rows) - scored
     if behind <= 2 * every:
         return None
-    text = f"the newest scored version is {scored}, {behind} steps ago, with eval.every = {every}"
+    newest = f"the newest scored version is {scored}, {behind} steps ago" if run.scores else "no version is scored yet"
+    text = f"{newest}, with eval.every = {every}"
     return {"name": "evaluator_lags", "text": text}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async.study.plan import Claim, Context, Measure, Plan, PlannedRun, has, plain
+from cusearch_async.study.plan import Claim, Context, Measure, Plan, PlannedRun, has
 from cusearch_async.study.statistics import LEVEL, Estimate, contributions, estimate, holm
 from cusearch_async.study.tables import Tables
 
@@ -28,15 +28,8 @@ class Outcome:
     is_over: bool
     """All its runs are done or have failed."""
     p_holm: float | None = None
-
-    @property
-    def reported(self) -> float | None:
-        """The difference that somebody else has found for it."""
-        context = dict(self.context)
-        for one in self.claim.reported:
-            if one.measure == self.measure and all(plain(context.get(key)) == v for key, v in one.where.items()):
-                return one.difference
-        return None
+    reported: float | None = None
+    """The difference that somebody else has found for it."""
 
     @property
     def verdict(self) -> str:
@@ -75,7 +68,10 @@ def _tested(claim: Claim, measure: Measure, plan: Plan, tables: Tables) -> Itera
         about = [run for run in runs if any(has(run, side) for side in claim.sides)]
         rows = _claimed(claim, measure, runs, tables)
         is_over = all(run.id in tables.statuses for run in about)
-        yield Outcome(claim, measure, context, estimate(np.array(rows)), len({run.seed for run in about}), is_over)
+        there = (one for one in claim.reported if one.measure == measure and has(runs[0], one.where))
+        reported = next((one.difference for one in there), None)
+        seeds = len({run.seed for run in about})
+        yield Outcome(claim, measure, context, estimate(np.array(rows)), seeds, is_over, reported=reported)
 
 
 def _claimed(claim: Claim, measure: Measure, runs: Sequence[PlannedRun], tables: Tables) -> list[NDArray[np.float64]]:

@@ -116,12 +116,14 @@ class PlannedRun:
     id: str
     """Readable, and different for different settings."""
     settings: dict[str, Value]
-    """From the study file."""
+    """From the study file, as the first of its parts writes them."""
     seed: int
     config: Config
     """Resolved; without OF_A_RUN."""
     parts: list[str] = field(default_factory=list)
     """The parts that it belongs to. Two parts share a run whose settings are the same."""
+    written: list[dict[str, Value]] = field(default_factory=list)
+    """The settings as each of these parts writes them: 1e-6 as a number or as a text, say."""
 
     def arguments(self) -> list[str]:
         """The settings as overrides of a command line."""
@@ -193,7 +195,9 @@ def read_plan(path: Path) -> Plan:
     runs: dict[str, PlannedRun] = {}
     for part in file.part:
         for run in _runs_of(part, file):
-            runs.setdefault(run.id, run).parts.append(part.name)
+            shared = runs.setdefault(run.id, run)
+            shared.parts.append(part.name)
+            shared.written.append(run.settings)
     plan = Plan(file.study, file.part, file.claim, varied, runs)
     _check_baselines(plan)
     for claim in file.claim:
@@ -254,7 +258,7 @@ def _check_beside(part: Part, plan: Plan) -> None:
 
 def _check_questions(about: str, runs: Sequence[PlannedRun]) -> None:
     """Raises: ConfigError for runs that are scored on other held-out questions."""
-    asked = [(run.config.eval, run.config.sources_of(run.config.evaluated_in)) for run in runs]
+    asked = [(run.config.eval, run.config.eval.suite or run.config.sources_of(run.config.evaluated_in)) for run in runs]
     if any(one != asked[0] for one in asked):
         raise ConfigError(f"{about} compares runs that are scored on other held-out questions; they must have the same")
 
@@ -277,7 +281,7 @@ def has(run: PlannedRun, settings: dict[str, Value]) -> bool:
 
 
 def is_value(run: PlannedRun, key: str, value: Value) -> bool:
-    return run.settings.get(key) == value or plain(found_in(run.config, key)) == value
+    return any(one.get(key) == value for one in run.written) or plain(found_in(run.config, key)) == value
 
 
 def plain(value: Any) -> Value:

@@ -15,7 +15,7 @@ from cusearch_async.errors import packages_of
 from cusearch_async.files import write_file
 from cusearch_async.study.claims import Outcome, outcomes_of
 from cusearch_async.study.curves import CURVES, Curve, draw
-from cusearch_async.study.plan import Part, Plan, PlannedRun
+from cusearch_async.study.plan import Part, Plan, PlannedRun, found_in
 from cusearch_async.study.statistics import Estimate, estimate, holm
 from cusearch_async.study.tables import Tables
 from cusearch_async.study.variants import Variant, compare, compare_at_equal, matrix, said, usable_of, variants_of
@@ -102,11 +102,14 @@ def _head(plan: Plan, tables: Tables) -> str:
     text = f"# {plan.study.name}\n\n{len(done)} of {len(plan.runs)} runs are done, {len(failed)} failed; "
     text += f"{rows['wall_s'].sum() / 3600:.1f} hours in all."
     text += f" {others} runs in the tables are not of this plan and do not count." if others else ""
-    config = next(iter(plan.runs.values())).config
     configs = ", ".join(map(str, plan.study.configs))
+    steps, every = (
+        " or ".join(map(str, sorted({found_in(run.config, key) for run in plan.runs.values()})))
+        for key in ("run.steps", "eval.every")
+    )
     text += (
-        f" All are of `{configs}`, with {config.run.steps} learner steps; held-out questions are scored every "
-        f"{config.eval.every} steps.\n\n{HOW}\n"
+        f" All are of `{configs}`, with {steps} learner steps; held-out questions are scored every {every} steps."
+        f"\n\n{HOW}\n"
     )
     failures = "".join(f"- {row['run']}: {row['reason']}\n" for _, row in failed.iterrows())
     return text + (f"\nFailed runs:\n\n{failures}" if failures else "")

@@ -140,7 +140,8 @@ def estimate(values: Matrix) -> Estimate:
     variance = max(parts @ [1, 1, -1], *parts[:2])
     if math.sqrt(variance) < EQUAL:
         return Estimate(float(mean), seeds, (Spread(0.0, seeds - 1.0),))
-    crossed = Spread(math.sqrt(variance), float(variance**2 / (parts**2 / free).sum()))
+    freedom = max(1.0, float(variance**2 / (parts**2 / free).sum()))  # less where questions are very few
+    crossed = Spread(math.sqrt(variance), freedom)
     return Estimate(float(mean), seeds, (crossed, Spread(math.sqrt(parts[0]), seeds - 1.0)))
 
 

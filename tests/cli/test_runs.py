@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ from pyarrow import parquet
 
 from cusearch_async.cli import runs
 from cusearch_async.cli.main import make_parser
+from cusearch_async.cli.parts import figure
 from cusearch_async.cli.runs import differences
 from cusearch_async.config import load_config, save_config
 from cusearch_async.dashboard.kept import KeptRun
@@ -158,6 +160,29 @@ def test_two_runs_differ_in_settings_data_and_figures(make_run, tmp_path, capsys
     assert "0.750" in said
     assert "means of steps 8 to 9" in said
     assert picture.stat().st_size > 5000
+
+
+def test_runs_are_compared_at_the_newest_version_that_all_have_scored(make_run, capsys, tmp_path):
+    """Before, one run's version 24 was shown beside the other's version 8."""
+    one, other = make_run("one"), make_run("other")
+    for run, scores in ((one, {8: 0.3, 16: 0.4, 24: 0.9}), (other, {4: 0.1, 8: 0.5})):
+        for version, em in scores.items():
+            append_row(run.folder / "eval.jsonl", {"step": version, "epoch": 1, "all": {"em": em}})
+    words = ["runs", "compare", str(one.folder), str(other.folder), "--output", str(tmp_path / "c.png")]
+    said = cusearch(capsys, *words)
+    assert re.search(r"EM, held-out, version 8[\s│]+0\.300[\s│]+0\.500", said)
+    (other.folder / "eval.jsonl").write_text('{"step": 9, "epoch": 1, "all": {"em": 0.5}}\n')
+    assert re.search(
+        r"EM, held-out, last[\s│]+0\.900 \(version 24\)[\s│]+0\.500 \(version 9\)", cusearch(capsys, *words)
+    )
+
+
+def test_rewards_outside_of_0_to_1_are_in_the_picture(monkeypatch):
+    limits = {}
+    monkeypatch.setattr(figure, "_finish", lambda panel, title, unit, limit: limits.update({title: limit}))
+    for reward, limit in ((0.5, (0, 1.02)), (5.0, None), (-3.0, None)):
+        figure.draw([{"step": 0, "reward/all": reward}], "", io.BytesIO())
+        assert limits["Reward and exact match (sampled)"] == limit
 
 
 def test_a_comparison_draws_what_was_scored_on_held_out_questions(make_run, tmp_path, capsys, monkeypatch):

@@ -130,4 +130,11 @@ def test_an_evaluator_that_lags_is_named(tmp_path, every, scored, behind):
     rows = [{"step": step, "epoch": 1} for step in range(50)]
     scores = [] if scored is None else [{"step": scored}]
     found = lag(KeptRun(tmp_path, {"eval": {"every": every}}, [], MetricsFile(tmp_path), rows, scores, None))
-    assert (found is None) if behind is None else f"{behind} steps ago" in found["text"]
+    said = f"{behind} steps ago" if scored else "no version is scored yet"
+    assert (found is None) if behind is None else said in found["text"]
+
+
+def test_the_evaluator_of_a_fork_does_not_lag_at_its_first_step(tmp_path):
+    """Before, the fork's version 0 was missed, though it began at 100."""
+    rows, settings = [{"step": 100, "epoch": 1}], {"eval": {"every": 8}}
+    assert lag(KeptRun(tmp_path, settings, [], MetricsFile(tmp_path), rows, [], None)) is None

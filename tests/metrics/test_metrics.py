@@ -137,6 +137,17 @@ def test_worker_totals_become_rates_of_the_step():
     assert over["rollout/workers"] == 1
 
 
+def test_a_worker_counts_from_when_it_was_ready():
+    """Before, the 60 s of loading that it had reported were taken off: no search of the first step counted."""
+    rates = WorkerRates()
+    rates.since_last({"w": WorkerStatus(starting="loading vLLM", alive_s=60)})
+    ready = WorkerStatus(alive_s=40, busy_s=30, sampled_tokens=8000, searches=500, search_failures=400)
+    found = rates.since_last({"w": ready})
+    assert (found["rollout/searches"], found["rollout/search_failures"]) == (500, 400)
+    assert found["rollout/tokens_per_s"] == 200
+    assert found["rollout/idle_share"] == pytest.approx(0.25)
+
+
 def test_a_step_shorter_than_a_heartbeat_has_its_workers_and_no_speed():
     rates = WorkerRates()
     status = WorkerStatus(sampled_tokens=1000, busy_s=8, alive_s=10)

@@ -137,6 +137,17 @@ def test_what_was_reported_is_shown_with_its_place_by_the_interval(tmp_path, dif
     assert [row.split(" | ")[-2] for row in rows] == [f"{difference:+.3f}: {place}", "–"]
 
 
+@pytest.mark.parametrize("where", ['"retriever.noise" = 0.25', '"learner.lr" = "1e-4"', '"learner.lr" = 0.0001'])
+def test_what_was_reported_of_all_runs_is_shown_however_it_is_written(tmp_path, where):
+    """Before, it was accepted and not shown."""
+    settings = '"run.steps" = 4', '"run.steps" = 4\n"retriever.noise" = 0.25\n"learner.lr" = "1e-4"'
+    claim = BETTER + REPORTED.replace('"retriever.stochastic" = true', where) % 0.9
+    plan = plan_of(tmp_path, (FILE, FILE.replace(*settings) + claim))
+    lines = report_of(plan, tables_of(plan)).splitlines()
+    rows = [line for line in lines if line.startswith("| depth first is better")]
+    assert [row.split(" | ")[-2] for row in rows] == ["+0.900: above"] * 2
+
+
 def test_what_was_reported_of_no_setting_of_the_claim_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no such setting as its reported where: retriever\.noise = 0\.75"):
         plan_with(tmp_path, BETTER + (REPORTED % 0.1).replace('stochastic" = true', 'noise" = 0.75'))

@@ -30,6 +30,34 @@ def test_a_run_that_two_parts_ask_for_is_made_once(tmp_path):
     assert all(run.parts == ["methods", "staleness"] and run.config.method.name == "sdga_phase" for run in shared)
 
 
+def test_a_run_of_two_parts_has_its_settings_as_either_writes_them(tmp_path):
+    """Before, only the first one's counted: the second lacked its baseline, or seeds in its claims."""
+    grid = '"method.name" = ["grpo_full", "sdga_phase"]'
+    same = '[part.settings]\n"learner.lr" = 2e-5\n[part.grid]\n"method.name" = ["sdga_phase"]'
+    plan = plan_of(
+        tmp_path,
+        (grid, f'{grid}\n"learner.lr" = ["2e-5", "1e-5"]'),
+        ('[part.grid]\n"method.name" = ["sdga_phase"]', same),
+    )
+    shared = [run for run in plan.runs.values() if len(run.parts) == 2]
+    assert shared
+    for run in shared:
+        assert has(run, {"learner.lr": "2e-5"})
+        assert has(run, {"learner.lr": 2e-5})
+
+
+def test_training_data_may_differ_where_the_held_out_questions_are_a_suite(tmp_path):
+    """Before, they were said to be scored on others."""
+    for name in ("a", "b", "suite"):
+        (tmp_path / f"{name}.jsonl").write_text("")
+    one, other = f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"
+    grid = '"retriever.stochastic" = [true, false]', f'"data.source" = [["{one}"], ["{other}"]]'
+    against = '"method.name" = "grpo_full" }', f'"data.source" = ["{one}"] }}'
+    with pytest.raises(ConfigError, match="scored on other held-out questions"):
+        plan_of(tmp_path, grid, against)
+    plan_of(tmp_path, grid, against, ('"run.steps" = 4', f'"run.steps" = 4\n"eval.suite" = ["{tmp_path}/suite.jsonl"]'))
+
+
 def test_the_seeds_of_a_combination_alternate_with_other_combinations(tmp_path):
     """Whatever is not finished lacks the last seeds, and no method."""
     seeds = [run.seed for run in plan_of(tmp_path).runs.values() if "methods" in run.parts]

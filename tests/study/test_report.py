@@ -160,6 +160,15 @@ def test_the_folder_of_another_study_is_refused(plan, tmp_path):
     later = plan_of(tmp_path, ("[settings]", f"{claim}\n[settings]"))
     with pytest.raises(ConfigError, match="with the claims"), claimed(folder, tmp_path / "small.toml", later):
         pass
+    fixed = plan_of(tmp_path, ("[settings]", f"{claim}\n[settings]"))
+    with claimed(tmp_path / "with a claim", tmp_path / "small.toml", fixed):
+        pass
+    fewer = plan_of(tmp_path, ("[settings]", f"{claim}\n[settings]"), ("seeds = 3", "seeds = 2"))
+    with (
+        pytest.raises(ConfigError, match="with the seeds of claims methods: 3, not methods: 2"),
+        claimed(tmp_path / "with a claim", tmp_path / "small.toml", fewer),
+    ):
+        pass
     late = plan_of(tmp_path, ('configs = ["atlas"]', 'configs = ["atlas"]\nprimary = ["em_last"]'))
     with pytest.raises(ConfigError, match="primary measures"), claimed(folder, tmp_path / "small.toml", late):
         pass

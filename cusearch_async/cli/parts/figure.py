@@ -57,7 +57,9 @@ def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     least, most = _series(rows, "staleness/min"), _series(rows, "staleness/max")
     staleness.fill_between(steps, least, most, color=BLUE, alpha=0.2, label="min to max", linewidth=0)
     _draw_depths(depths, rows, steps)
-    _finish(rewards, "Reward and exact match (sampled)", "", (0, 1.02))
+    known = np.concatenate([_series(rows, name) for name, *_ in REWARDS])
+    is_share = not np.any((known < 0) | (known > 1))  # own rewards need not be
+    _finish(rewards, "Reward and exact match (sampled)", "", (0, 1.02) if is_share else None)
     _finish(depth, "Mean search depth", "searches", None)
     if has_phase:
         phase.step(steps, phases, where="mid", color=GREEN, label="phase k")
