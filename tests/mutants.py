@@ -318,7 +318,7 @@ MUTANTS = {
     "seeds that one lacks are compared": (VARIANTS, "& {run.seed for run in others}", "| {run.seed for run in others}"),
     "seeds need not say it": (STATISTICS, "(crossed, Spread(math.sqrt(parts[0]), seeds - 1.0))", "(crossed,)"),
     "seeds that failed are no matter": (CLAIMS, "if lost:", "if False:"),
-    "what was reported of one setting is shown in all": (CLAIMS, "plain(context.get(key)) == v", "True"),
+    "what was reported of one setting is shown in all": (CLAIMS, "has(runs[0], one.where)", "True"),
     "runs beside a part differ in anything": (BESIDE, "if key not in part.settings]", "if key in part.settings]"),
     "a model that scales its logits is trained": (SUITABLE, "if apart > _APART[model.dtype]:", "if False:"),
     "a model that carries a state is packed": (SUITABLE, "if seen > _SEEN[model.dtype]:", "if False:"),

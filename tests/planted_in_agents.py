@@ -41,7 +41,7 @@ AGENTS = {
     "the end of a turn is given twice": (TOKENS, "turn[: turn.rfind(self.end) + len(self.end)]", '""'),
     "a text becomes a special token": (
         TOKENS,
-        "foreign = encode(self._tokenizer, message.content, is_foreign=True)",
+        "foreign = encode(self._tokenizer, text, is_foreign=True)",
         "foreign = encode(self._tokenizer, message.content)",
     ),
     "thoughts that a program drops change history": (

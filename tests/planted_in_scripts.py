@@ -71,13 +71,18 @@ SCRIPTS = {
         "\n",
     ),
     "young leases are hedged": (lua("admit", "deferred"), "time - 1000 * run.hedge_s", "'+inf'"),
+    "who hedges a ticket does not get its lease": (
+        lua("common", "deferred"),
+        "if not hedger then return",
+        "if true then return",
+    ),
     "a worker is told that open groups are closed": (
         lua("heartbeat", "deferred"),
         "elseif not is_open(ARGV[i]) then",
         "else",
     ),
     "what is needed much later is hedged": (lua("admit", "deferred"), "tonumber(ticket) < needed_soon and", "true and"),
-    "a hedge that failed is tried by all": (lua("release", "deferred"), "elseif not failed and", "elseif"),
+    "a hedge that failed is tried by all": (lua("release", "deferred"), "if not failed then", "if true then"),
     "a pool of which a part is lost is committed": (
         lua("commit", "damage"),
         "if #ids ~= tonumber(redis.call('HGET', pool_info_key(step), 'size') or -1)",

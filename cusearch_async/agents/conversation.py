@@ -9,6 +9,7 @@ they say: a program may strip white space or thoughts, or write the JSON of a to
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -140,21 +141,47 @@ class Conversation:
 
     def _encoded(self, messages: Sequence[Message], tools: Tools, part: Any) -> list[int]:
         """Token ids of a `part` of the rendered messages. No text in them becomes a special token."""
-        quoted: list[tuple[str, list[int]]] = []
+        quoted: dict[str, list[int]] = {}
         shown = []
         for message in messages:
-            foreign = encode(self._tokenizer, message.content, is_foreign=True)
-            if encode(self._tokenizer, message.content) != foreign:
-                quoted.append((_MARK.format(len(quoted)), foreign))
-                message = replace(message, content=quoted[-1][0])  # noqa: PLW2901
-            shown.append(message.for_template())
-        ids, rest = [], part(self._render(shown, tools))
-        for mark, foreign in quoted:
-            before, found, rest = rest.partition(mark)
-            if not found:
-                raise EpisodeFailed("a message contains a special token, and the chat template changes it; remove it")
-            ids += encode(self._tokenizer, before) + foreign
-        return ids + encode(self._tokenizer, rest)
+            marked = replace(message, content=self._marked(message.content, quoted))
+            if not self.messages:  # later ones are not new, or without calls
+                marked = replace(marked, tool_calls=tuple(self._marked_call(c, quoted) for c in message.tool_calls))
+            shown.append(marked.for_template())
+        pieces = re.split(f"({_MARK.format('[0-9]+')})", part(self._render(shown, tools)))
+        if not quoted.keys() <= {*pieces}:
+            raise EpisodeFailed("a message contains a special token, and the chat template changes it; remove it")
+        return [token for one in pieces for token in quoted.get(one) or encode(self._tokenizer, one)]
+
+    def _marked(self, text: str, quoted: dict[str, list[int]]) -> str:
+        """The text; if any of it would become a special token, what stands for it, and in `quoted` its tokens."""
+        foreign = encode(self._tokenizer, text, is_foreign=True)
+        if encode(self._tokenizer, text) == foreign:
+            return text
+        mark = _MARK.format(len(quoted))
+        quoted[mark] = foreign
+        return mark
+
+    def _marked_call(self, call: ToolCall, quoted: dict[str, list[int]]) -> ToolCall:
+        """With its texts as `_marked` has them."""
+
+        def marked(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: marked(one) for key, one in value.items()}
+            if isinstance(value, list):
+                return [marked(one) for one in value]
+            if not isinstance(value, str):
+                return value
+            text = json.dumps(without_surrogates(value), ensure_ascii=False)[1:-1]
+            shown = self._marked(text, quoted)
+            return value if shown == text else shown
+
+        before = len(quoted)
+        try:
+            arguments = marked(call.parsed)
+        except RecursionError:  # the template fails, too
+            return call
+        return call if len(quoted) == before else replace(call, arguments=json.dumps(arguments, ensure_ascii=False))
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools, prompts: bool = True) -> str:
         try:

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         id="asked", text=arguments.question, answers=gold, category="asked", environment=config.evaluated_in
     )
     console = Console()
-    with own_retriever(config, arguments.folder) as served:
+    with own_retriever(config, arguments.folder, overrides) as served:
         for when, model in models.items():
             episode = asyncio.run(asked(served, model, question))
             console.rule(Text(f"{when}: {visible(model)}", style="bold"), align="left")
@@ -83,17 +83,21 @@ def newest_model(config: Config) -> str:
 
 
 @contextlib.contextmanager
-def own_retriever(config: Config, folder: Path) -> Iterator[Config]:
-    """The config with a retriever that listens: the run's, or one that is started for this command.
+def own_retriever(config: Config, folder: Path, overrides: list[str]) -> Iterator[Config]:
+    """The config with a retriever that listens: the run's, or one that is started for this command; for `overrides` of
+    its settings but the address always one.
 
     Raises: RetrievalUnavailable."""
-    if not config.uses_retriever or is_listening(config.retriever.url):
+    retriever = {word.partition("=")[0] for word in overrides if word.startswith("--retriever.")}
+    is_another = bool(retriever) and "--retriever.url" not in retriever
+    if not config.uses_retriever or (is_listening(config.retriever.url) and not is_another):
         yield config
         return
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "cusearch_async.cli.main", "worker", "retriever", str(folder / "config.toml")]
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
-        child = start_child([*command, "--retriever.url", url], {"PYTHONSAFEPATH": "1"}, Path(log.name))
+        own = ["--run.folder", str(folder), *overrides, "--retriever.url", url]
+        child = start_child([*command, *own], {"PYTHONSAFEPATH": "1"}, Path(log.name))
         try:
             deadline = time.monotonic() + config.run.wait_s
             while not is_listening(url):

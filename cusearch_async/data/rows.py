@@ -34,8 +34,11 @@ _SPLIT = re.compile(r"(train(ing)?|dev(elopment)?|test(ing)?|val(id(ation)?)?|ev
 _SEPARATOR = re.compile(r"<\|?[\w ]*(?:split|sep)[\w ]*\|?>|\[(?:sep|split)\]", re.IGNORECASE)
 """`<|answer_split|>` (DeepResearcher) and its like."""
 _TOKEN = re.compile(r"<\|[^|<>]*\|>")
-_BETWEEN = re.compile(r"(?:\W|_|and|or)*", re.IGNORECASE)
-"""Between answers that are joined."""
+_JOIN = r"[^\w\0]*\0(?:{}\0)*[^\w\0]*"
+_JOINED = re.compile(_JOIN.format(r"(?=\s*[^\s\0])(?:[^\w\0]|_|and|or)+"), re.IGNORECASE)
+"""Answers (each a \\0) that are joined by more than a blank."""
+_LISTED = re.compile(_JOIN.format(r"\s*[,;/|]+\s*"))
+"""Answers that are joined as in a list."""
 _IN_OBJECTS = ("target", "value", "text", "answers", "answer")
 """Search-R1's ground_truth, TriviaQA's `answer`, SQuAD's `answers`."""
 _IN_EXTRA_INFO = ("golden_answers", "answers", "answer", "ground_truth", "target", "possible_answers")
@@ -104,12 +107,12 @@ def answers_of(values: Mapping[str, Any], where: str) -> list[str]:
             raise ConfigError(f"{where}: {name!r} and {other!r} do not agree: {both}; keep one of them")
         answers = _with(answers, listed)
     for alias, value in _aliases(values):
-        answers = _with(answers, _texts(value, where, alias))
+        answers = _with(answers, _texts(value, where, alias), _LISTED)  # "Trinidad and Tobago" is no list of its parts
     return list(dict.fromkeys(answers))
 
 
-def _with(answers: list[str], listed: list[str]) -> list[str]:
-    return listed if _is_join(answers, listed) else [*answers, *listed]
+def _with(answers: list[str], listed: list[str], join: re.Pattern[str] = _JOINED) -> list[str]:
+    return listed if _is_join(answers, listed, join) else [*answers, *listed]
 
 
 def _places(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -176,7 +179,7 @@ def _listed(value: Any) -> list[str]:
         return []
 
 
-def _is_join(answers: Sequence[str], listed: Sequence[str]) -> bool:
+def _is_join(answers: Sequence[str], listed: Sequence[str], join: re.Pattern[str] = _JOINED) -> bool:
     """Whether the only answer is the others, one after another with commas or the like between them."""
     if len(answers) != 1 or len(listed) < 2:
         return False
@@ -184,8 +187,8 @@ def _is_join(answers: Sequence[str], listed: Sequence[str]) -> bool:
     for part in sorted(dict.fromkeys(listed), key=len, reverse=True):
         if part not in rest:
             return False
-        rest = rest.replace(part, " ")
-    return _BETWEEN.fullmatch(rest) is not None
+        rest = rest.replace(part, "\0")
+    return join.fullmatch(rest) is not None
 
 
 def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,9 @@ LOOK_S = 1.0
 """A program whose output stays open has ended for at most twice this time when that is seen: a process that it has
 started may hold it."""
 _SECRET = re.compile(
-    r"CUSEARCH_|PYTHONSAFEPATH$|AWS_|AZURE_|GOOGLE_|HF_TOKEN|.*(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|CREDENTIALS?)$"
+    r"CUSEARCH_|PYTHONSAFEPATH$|AWS_|AZURE_|GOOGLE_|.+_PWD$"
+    r"|(.*_)?(TOKENS?|SECRETS?|PASS(WORD|WD|PHRASE)?|(API)?KEYS?|CREDENTIALS?|AUTH)(_.*)?$",
+    re.IGNORECASE,
 )
 """Variables that a program does not inherit: it may run what the policy writes."""
 

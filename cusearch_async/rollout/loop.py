@@ -290,10 +290,9 @@ class RolloutLoop:
     def _leave_off(self, closed: Collection[int]) -> None:
         """End the episodes of groups that other workers have finished: their puts would be late."""
         for task, grant in self._episodes.items():
-            if grant.ticket in closed and task not in self._putting:
-                if not task.cancelling():
-                    self._note(in_time=False)
-                task.cancel()
+            if grant.ticket in closed and task not in self._putting and not task.cancelling():
+                self._note(in_time=False)
+                task.cancel()  # once: an agent's end takes its time
 
     async def _send_heartbeats(self) -> None:
         """Renew the leases, unless the engine hangs: then the leases run out, and the tickets are requeued."""

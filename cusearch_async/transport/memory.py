@@ -145,9 +145,9 @@ class MemoryBuffer:
                 if failed:
                     self._run.fail_attempt(ticket)
                 else:
-                    self._run.requeue_ticket(ticket)
-            elif not failed and self._run.hedged.get(ticket) == worker:
-                self._run.end_hedge(ticket)
+                    self._run.pass_on(ticket)
+            elif self._run.hedged.get(ticket) == worker:
+                self._run.end_hedge(ticket, failed)
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
         await self.release(worker, tickets, failed=False)

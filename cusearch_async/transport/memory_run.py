@@ -147,10 +147,12 @@ class MemoryRun:
         del self.leased_at[ticket]  # so that it becomes the last
         self.leased_at[ticket] = self.now
 
-    def end_hedge(self, ticket: int) -> None:
-        """Another worker may hedge the ticket at once."""
+    def end_hedge(self, ticket: int, failed: bool) -> None:
+        """Another worker may hedge the ticket; at once, unless it has failed."""
         del self.hedged[ticket]
-        self.leased_at = {ticket: -math.inf} | {other: at for other, at in self.leased_at.items() if other != ticket}
+        if not failed:
+            del self.leased_at[ticket]
+            self.leased_at = {ticket: -math.inf} | self.leased_at
 
     def end_lease(self, ticket: int) -> None:
         for known in (self.leases, self.leased_at, self.hedged):
@@ -174,6 +176,16 @@ class MemoryRun:
         self.requeue.add(ticket)
         self.tell()
 
+    def pass_on(self, ticket: int) -> None:
+        """The worker of a lease has given it up: the worker that hedges it gets the lease. Without one it is
+        requeued."""
+        hedger, since = self.hedged.pop(ticket, None), self.leased_at.get(ticket, self.now)
+        if hedger is None:
+            self.requeue_ticket(ticket)
+        else:
+            self.lease(ticket, hedger)
+            self.leased_at[ticket] = since
+
     def tell(self) -> None:
         """Wake the workers that wait for something to do."""
         self.news += 1
@@ -189,7 +201,7 @@ class MemoryRun:
     def fail_attempt(self, ticket: int) -> None:
         self.attempts[ticket] += 1
         if self.attempts[ticket] < self._known.max_attempts:
-            self.requeue_ticket(ticket)
+            self.pass_on(ticket)
             self.counts["requeued"] += 1
         else:
             self.close_group(ticket)

@@ -71,6 +71,18 @@ def test_each_request_appends_just_what_is_new(name, first, rounds, how):
         assert ends == len(new) + is_open, "a special token in a text stays text"
 
 
+@pytest.mark.parametrize("query", [f"x {END} y", f'"x\\ {END}\n é', "x"])
+def test_a_special_token_in_an_earlier_call_stays_text(query):
+    """A row that begins anew has calls in its history. Before, the policy saw a turn that ended within the call."""
+    tokenizer, calls = TOKENIZERS["plain"], (call(query), call("é"))
+    messages = [Message("user", "?"), Message("assistant", "", calls), Message("tool", "5")]
+    ids = Conversation(tokenizer, {}, END).following(messages, TOOLS)
+    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(
+        [message.for_template() for message in messages], tools=TOOLS, tokenize=False, add_generation_prompt=True
+    )
+    assert sum(token == tokenizer.eos_token_id for token in ids) == 3
+
+
 @given(NEXT, TURN, NEXT, st.data())
 def test_a_changed_history_is_noticed(first, turn, new, data):
     conversation = Conversation(TOKENIZERS["plain"], {}, END)

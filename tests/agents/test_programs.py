@@ -98,11 +98,12 @@ async def test_a_program_that_has_ended_is_not_waited_for_though_another_holds_i
 
 async def test_a_program_inherits_no_secrets_but_those_that_it_is_passed(monkeypatch):
     kept = ("AWS_REGION_OF_THE_BUCKET", "HF_TOKEN", "WANDB_API_KEY", "MY_SECRET", "CUSEARCH_PAGE_TOKEN", "DB_PASSWORD")
-    for name in (*kept, "SERPER_API_KEY", "HOME_OF_IT"):
+    kept += ("DJANGO_SECRET_KEY", "S3_ACCESS_KEY", "OPENAI_KEY", "MYSQL_PWD", "GH_TOKEN_2", "github_token", "APIKEY")
+    for name in (*kept, "SERPER_API_KEY", "HOME_OF_IT", "TOKENIZERS_PARALLELISM", "KEYBOARD"):
         monkeypatch.setenv(name, "x")
     show = "import os; print(sorted(name for name in os.environ if os.environ[name] == 'x'))"
     ending = await run_program((sys.executable, "-c", show), ("SERPER_API_KEY",), TASK)
-    assert ending.result == "['HOME_OF_IT', 'SERPER_API_KEY']"
+    assert ending.result == "['HOME_OF_IT', 'KEYBOARD', 'SERPER_API_KEY', 'TOKENIZERS_PARALLELISM']"
 
 
 async def test_a_program_finds_the_modules_beside_it(tmp_path, monkeypatch):

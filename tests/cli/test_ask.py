@@ -70,6 +70,32 @@ def test_a_retriever_that_does_not_start_is_told_with_its_reason(config):
     broken.write_text(broken.read_text().replace('corpus = "atlas"', 'corpus = "nowhere.jsonl"'))
     with (
         pytest.raises(RetrievalUnavailable, match=r"did not start: .*nowhere.jsonl"),
-        ask.own_retriever(config, config.folder),
+        ask.own_retriever(config, config.folder, []),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_own"),
+    [
+        ([], False),
+        (["--retriever.corpus", "mine.jsonl"], True),
+        (["--retriever.noise=1.0"], True),
+        (["--retriever.url", "http://127.0.0.1:9"], False),
+    ],
+)
+def test_a_retriever_with_other_settings_is_the_commands_own(config, monkeypatch, overrides, is_own):
+    """Before, one of the run's own settings answered, without a word."""
+    started = []
+
+    class Child:
+        def terminate(self): ...
+        def wait(self): ...
+
+    monkeypatch.setattr(ask, "is_listening", lambda url: True)
+    monkeypatch.setattr(ask, "start_child", lambda command, *others: started.append(command) or Child())
+    with ask.own_retriever(config, config.folder, overrides) as served:
+        assert (served.retriever.url != config.retriever.url) == is_own == bool(started)
+    for command in started:
+        given = command[command.index("retriever") + 2 :]
+        assert given == ["--run.folder", str(config.folder), *overrides, "--retriever.url", served.retriever.url]

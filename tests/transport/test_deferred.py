@@ -166,15 +166,36 @@ async def test_a_worker_hears_which_of_its_groups_others_have_finished(backend):
     assert await buffer.heartbeat("slow", [0, 3], WorkerStatus()) == [0, 3]
 
 
+@pytest.mark.parametrize("how", ["fails", "leaves", "dies"])
+async def test_who_hedges_a_ticket_gets_its_lease_when_its_worker_gives_it_up(backend, how):
+    """Before, it was granted what it was running already, and what it ran twice came late."""
+    buffer = await started(backend, hedge_s=1e12, max_staleness=0, questions=1)
+    await buffer.admit("slow", 0, G)
+    await backend.age_leases()
+    assert await buffer.admit("fast", 0, G) == group(0)
+    if how == "dies":
+        await backend.expire_leases()
+    else:
+        await buffer.release("slow", [0], failed=how == "fails")
+    assert await buffer.admit("fast", 0, G) == []
+    queues = await buffer.queues(0)
+    assert (queues.leased, queues.requeued) == (1, 0)
+    await buffer.release("slow", [0], failed=False)
+    await buffer.release("fast", [0], failed=False)
+    assert await buffer.admit("third", 0, G) == group(0)
+
+
 async def test_what_another_worker_has_hedged_is_hedged_at_once_if_it_leaves(backend):
     buffer = await started(backend, hedge_s=1e12, max_staleness=0, questions=1)
     await buffer.admit("slow", 0, G)
     await backend.age_leases()
     assert await buffer.admit("idle", 0, G) == group(0)
-    await buffer.release("idle", [0], failed=True)
-    assert await buffer.admit("other", 0, G) == [], "a group that fails is not tried by all"
     await buffer.leave("idle", [0])
     assert await buffer.admit("other", 0, G) == group(0)
+    await buffer.release("other", [0], failed=True)
+    assert await buffer.admit("third", 0, G) == [], "a group that fails is not tried by all"
+    await backend.age_leases()
+    assert await buffer.admit("third", 0, G) == group(0)
     assert (await buffer.queues(0)).leased == 1
 
 

@@ -188,10 +188,19 @@ local function requeue(ticket)
   tell()
 end
 
--- Record a failed attempt at a ticket: requeue it, or close its group incomplete after the last attempt.
+-- The worker of a lease has given it up: the worker that hedges it gets the lease. Without one it is requeued.
+local function pass_on(ticket)
+  local hedger = redis.call('HGET', key('hedged'), ticket)
+  if not hedger then return requeue(ticket) end
+  redis.call('HSET', key('owner'), ticket, hedger)
+  redis.call('ZADD', key('lease'), now() + run.lease_ms, ticket)
+  redis.call('HDEL', key('hedged'), ticket)
+end
+
+-- Record a failed attempt at a ticket: pass it on, or close its group incomplete after the last attempt.
 local function fail_attempt(ticket)
   if redis.call('HINCRBY', key('attempts'), ticket, 1) < run.max_attempts then
-    requeue(ticket)
+    pass_on(ticket)
     count('requeued', 1)
   else
     close_group(ticket)

@@ -3,10 +3,10 @@
 local name, failed, leaves = ARGV[1], ARGV[2] == '1', ARGV[3] == '1'
 for i = 4, #ARGV do
   if redis.call('HGET', key('owner'), ARGV[i]) == name then
-    if failed then fail_attempt(ARGV[i]) else requeue(ARGV[i]) end
-  elseif not failed and redis.call('HGET', key('hedged'), ARGV[i]) == name then
+    if failed then fail_attempt(ARGV[i]) else pass_on(ARGV[i]) end
+  elseif redis.call('HGET', key('hedged'), ARGV[i]) == name then
     redis.call('HDEL', key('hedged'), ARGV[i])
-    redis.call('ZADD', key('leased_at'), 'XX', '-inf', ARGV[i])  -- another worker may hedge it at once
+    if not failed then redis.call('ZADD', key('leased_at'), 'XX', '-inf', ARGV[i]) end  -- it may be hedged at once
   end
 end
 if leaves then
