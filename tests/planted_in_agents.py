@@ -42,7 +42,7 @@ AGENTS = {
     "a text becomes a special token": (
         TOKENS,
         "foreign = encode(self._tokenizer, text, is_foreign=True)",
-        "foreign = encode(self._tokenizer, message.content)",
+        "foreign = encode(self._tokenizer, text)",
     ),
     "thoughts that a program drops change history": (
         TOKENS,
