@@ -157,7 +157,7 @@ def test_little_of_a_slow_workers_time_is_in_vain(simulated):
     pool = dict.fromkeys(("pool.questions", "method.budget", "loss.minibatch"), 160)
     pool |= {"order": "deferred", "hedge_after_s": 20}
     found = simulated(durations(6.0, 15.0), Troubles(slow=(1 / 16, 5.0)), workers=16, steps=60, **pool)
-    assert found.wasted < 0.04
+    assert found.wasted < 0.06
     assert found.learner_idle < 0.1
 
 
