@@ -147,9 +147,7 @@ def compare(arguments: argparse.Namespace, _: list[str]) -> None:
         for line in differences(first, other) or ["settings, packages, machine, code, data and model are the same"]:
             console.print(plain(f"  {line}"), soft_wrap=True)
     console.print(_figures(runs))
-    held_out = {
-        str(run.folder): [(row["step"], row["all"]["em"]) for row in run.scores if "all" in row] for run in runs
-    }
+    held_out = {str(run.folder): list(_em_by_version(run).items()) for run in runs}
     with writing_output(arguments.output, "--output"):
         draw_together({str(run.folder): run.rows for run in runs}, held_out, arguments.output)
     console.print(f"plot    {arguments.output}", soft_wrap=True)
@@ -184,13 +182,18 @@ def _figures(runs: Sequence[KeptRun]) -> Table:
 
 def _held_out(runs: Sequence[KeptRun]) -> list[str]:
     """EM of the newest version that all have scored; where there is none, of the newest of each."""
-    scores = [{row["step"]: row["all"]["em"] for row in run.scores if "em" in row.get("all", {})} for run in runs]
+    scores = [_em_by_version(run) for run in runs]
     if common := set.intersection(*map(set, scores)):
         version = max(common)
         return [f"EM, held-out, version {version}", *(f"{one[version]:.3f}" for one in scores)]
     newest = ("–" if run.last_em is None else f"{run.last_em:.3f}" for run in runs)
     versions = (f" (version {max(one)})" if one else "" for one in scores)
     return ["EM, held-out, last", *map("".join, zip(newest, versions, strict=True))]
+
+
+def _em_by_version(run: KeptRun) -> dict[int, float]:
+    """Held-out."""
+    return {row["step"]: row["all"]["em"] for row in run.scores if "em" in row.get("all", {})}
 
 
 def _mean(rows: Sequence[dict[str, Any]], name: str) -> str:

@@ -154,7 +154,7 @@ class WorkerRates:
         now = {
             name: {key: float(getattr(status, key)) for key in _TOTALS}
             for name, status in workers.items()
-            if status.alive_s > 0 and not status.starting  # its clock begins anew when it is ready
+            if status.alive_s > 0 and not status.starting  # when it is ready its clock starts at 0
         }
         zero = dict.fromkeys(_TOTALS, 0.0)
         since = {

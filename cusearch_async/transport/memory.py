@@ -136,7 +136,7 @@ class MemoryBuffer:
         self._run.workers[worker] = (status, self._run.now)
         for ticket in tickets:
             if ticket in self._run.leases and self._run.leases[ticket][0] == worker:
-                self._run.leases[ticket] = (worker, self._run.now + self._limits.lease_s)
+                self._run.renew(ticket, worker)
         return [ticket for ticket in tickets if not self._run.is_open(ticket)] if self._run.state.epoch else []
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:

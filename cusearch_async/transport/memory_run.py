@@ -129,9 +129,13 @@ class MemoryRun:
             self.incomplete.pop(ticket, None)
 
     def lease(self, ticket: int, worker: str) -> None:
+        self.renew(ticket, worker)
+        self.leased_at[ticket] = self.now
+
+    def renew(self, ticket: int, worker: str) -> None:
+        """The lease, which may have been another worker's."""
         deadline = self.now + self._known.lease_s
         self.leases[ticket] = worker, deadline
-        self.leased_at[ticket] = self.now
         self.first_deadline = min(self.first_deadline, deadline)
 
     def expired(self) -> list[int]:
@@ -179,12 +183,11 @@ class MemoryRun:
     def pass_on(self, ticket: int) -> None:
         """The worker of a lease has given it up: the worker that hedges it gets the lease. Without one it is
         requeued."""
-        hedger, since = self.hedged.pop(ticket, None), self.leased_at.get(ticket, self.now)
+        hedger = self.hedged.pop(ticket, None)
         if hedger is None:
             self.requeue_ticket(ticket)
         else:
-            self.lease(ticket, hedger)
-            self.leased_at[ticket] = since
+            self.renew(ticket, hedger)
 
     def tell(self) -> None:
         """Wake the workers that wait for something to do."""

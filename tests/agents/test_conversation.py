@@ -73,7 +73,7 @@ def test_each_request_appends_just_what_is_new(name, first, rounds, how):
 
 @pytest.mark.parametrize("query", [f"x {END} y", f'"x\\ {END}\n é', "x"])
 def test_a_special_token_in_an_earlier_call_stays_text(query):
-    """A row that begins anew has calls in its history. Before, the policy saw a turn that ended within the call."""
+    """A new row may have calls in its history. Before, the policy saw a turn that ended within the call."""
     tokenizer, calls = TOKENIZERS["plain"], (call(query), call("é"))
     messages = [Message("user", "?"), Message("assistant", "", calls), Message("tool", "5")]
     ids = Conversation(tokenizer, {}, END).following(messages, TOOLS)
