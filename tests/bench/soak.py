@@ -132,8 +132,7 @@ def size(folder: Path) -> float:
 
 async def soak(out: Path, minutes: float, every_s: float, with_vllm: bool) -> dict[str, Any]:
     os.nice(10)
-    os.environ["LIGHT_TURN_S"] = str(LIGHT_TURN_S)
-    scene = Scene(out, 0, ["light", "light", *(["vllm"] if with_vllm else [])], SETTINGS)
+    scene = Scene(out, 0, ["light", "light", *(["vllm"] if with_vllm else [])], SETTINGS, LIGHT_TURN_S)
     await scene.start()
     supervisor = asyncio.create_task(scene.supervise())
     samples: list[dict[str, float]] = []

@@ -24,7 +24,7 @@ from cusearch_async.weights.interface import WeightSource
 from tests.system.chaos.record import Record, record_worker
 
 TURN_S = float(os.environ.get("LIGHT_TURN_S", "0.1"))
-"""Longest turn; the soak makes them longer, so that it leaves the machine to others."""
+"""Longest turn; who makes them longer leaves the machine to others."""
 WORDS = ("Pinsk", "capital", "currency", "of", "Belarus", "largest", "neighbour", "Minsk", "river", "Lima")
 
 

@@ -37,6 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("object", ON_TRANSFERS, id="object", marks=S3.marks),
         pytest.param("forgetful", set(), id="forgetful", marks=pytest.mark.slow),
         pytest.param("engine", ON_THE_ENGINE, id="engine", marks=pytest.mark.slow),
+        pytest.param("elastic", set(), id="elastic", marks=pytest.mark.slow),
         pytest.param("agents", ON_AGENTS, id="agents", marks=pytest.mark.slow),
     ],
 )

@@ -36,6 +36,7 @@ SHARES = {
     "agent": 0.43,
     "transfer": 0.43,
     "objects": 0.05,
+    "elastic": 0.43,
 }
 """Of the faults, by lane: a learner that starts takes many seconds."""
 ATTEMPTS = 20
@@ -50,6 +51,7 @@ GAP_S = {
     "agent": 0.5,
     "transfer": 0.5,
     "objects": 2.0,
+    "elastic": 2.0,
 }
 """Longest pause between two faults of a lane."""
 
@@ -66,6 +68,8 @@ class Campaign:
     lanes: tuple[str, ...]
     changes: dict[str, Any]
     model: str = "tiny"
+    turn_s: float = 0.1
+    """Longest turn of a light engine."""
 
 
 EVERYTHING = ("network", "content", "worker", "servers", "learner")
@@ -74,6 +78,7 @@ AGENTS = {
     "environment.search.name": "agent",
     "environment.search.command": json.dumps([sys.executable, "-m", "docs.examples.program"]),
 }
+ELASTIC = DEFERRED | {"rollout.drain_s": 20}
 HTTP = {"pool.max_staleness": 2, "weights.transport": "http"}
 OBJECT = {
     "pool.max_staleness": 2,
@@ -89,6 +94,7 @@ CAMPAIGNS = (
     Campaign("http", 0.2, ("light", "light"), (*EVERYTHING, "transfer"), HTTP),
     Campaign("object", 0.15, ("light", "light"), (*EVERYTHING, "transfer", "objects"), OBJECT),
     Campaign("agents", 0.1, ("light", "light"), (*EVERYTHING, "agent"), AGENTS, model="chat"),
+    Campaign("elastic", 0.1, ("light",) * 4, ("elastic", "network"), ELASTIC, turn_s=1.0),
     Campaign("forgetful", 0.1, ("light", "light"), ("network", "content", "forgetful"), {"redis.outage_s": 60}),
 )
 
@@ -119,7 +125,11 @@ class Play:
             shutil.copytree(model, folder / "model")
             shutil.copy(CHAT_TEMPLATE, folder / "model" / "chat_template.jinja")
         self.scene = Scene(
-            folder, seed, list(campaign.engines), {"model.path": paths[campaign.model]} | campaign.changes
+            folder,
+            seed,
+            list(campaign.engines),
+            {"model.path": paths[campaign.model]} | campaign.changes,
+            campaign.turn_s,
         )
         kinds = [kind for kind in KINDS if kind.lane in campaign.lanes and (not only or kind.name in only)]
         self.plan = plan(kinds, count, seed)

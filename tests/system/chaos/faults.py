@@ -16,9 +16,9 @@ import psutil
 
 from cusearch_async.transport import codec
 from tests.conftest import SLOW
-from tests.system.chaos.files import spoil
 from tests.system.chaos.gateway import HOSTILE
 from tests.system.chaos.scene import LEASE_S, STUCK_S, Scene
+from tests.system.chaos.spoiling import BAD_PAYLOADS, spoil, spoil_payload
 from tests.system.chaos.transfers import TRANSFERS, spoiled_copy, transfer
 
 Act = Callable[[Scene, random.Random], Awaitable[str | None]]
@@ -67,6 +67,20 @@ def pause(who: str) -> Act:
         how_long = draw.choice(list(PAUSES))
         await scene.stop_for(name, PAUSES[how_long])
         return how_long
+
+    return act
+
+
+def leave(how_many: str) -> Act:
+    async def act(scene: Scene, draw: random.Random) -> str:
+        """Workers are told to end and finish their episodes; others come later, or before they have ended."""
+        leaving = scene.workers if how_many == "all" else [draw.choice(scene.workers)]
+        await asyncio.gather(*(scene.dismiss(name) for name in leaving))
+        later_s = draw.choice((0.0, 1.0, 4.0))
+        await asyncio.sleep(later_s)
+        for name in leaving:
+            scene.launch(name)
+        return f"others {later_s:.0f} s later"
 
     return act
 
@@ -246,40 +260,6 @@ async def evicted_from_kept_pool(scene: Scene, draw: random.Random) -> str | Non
     return "one of a kept pool" if gone else None
 
 
-def spoil_payload(what: str, payload: bytes, max_tokens: int) -> bytes:
-    """A payload as a wrong, older or malicious worker could have stored it."""
-    if what == "flipped byte":
-        return payload[:50] + bytes([payload[50] ^ 4]) + payload[51:]
-    if what == "other schema":
-        return payload[:3] + bytes([payload[3] + 1]) + payload[4:]
-    if what == "truncated":
-        return payload[: len(payload) // 2]
-    good = codec.decode(payload, max_tokens)
-    tokens, versions = good.token_ids.copy(), good.versions.copy()
-    if what == "token outside the vocabulary":
-        tokens[-1] = 389
-    elif what == "negative token":
-        tokens[-1] = -1
-    elif what == "old versions":
-        versions[:] = -(2**31)
-    elif what == "future versions":
-        versions[:] = 2**31 - 1
-    question = "atlas/1/nowhere" if what == "another question" else good.question_id
-    return codec.encode(dataclasses.replace(good, token_ids=tokens, versions=versions, question_id=question))
-
-
-BAD_PAYLOADS = (
-    "flipped byte",
-    "other schema",
-    "truncated",
-    "token outside the vocabulary",
-    "negative token",
-    "old versions",
-    "future versions",
-    "another question",
-)
-
-
 async def bad_payload(scene: Scene, draw: random.Random) -> str | None:
     what = draw.choice(BAD_PAYLOADS)
     for id_ in await _buffered(scene, draw, 1):
@@ -436,6 +416,8 @@ KINDS = (
     Kind("spoiled copy", "transfer", spoiled_copy),
     Kind("full disk worker", "transfer", full_disk("worker")),
     Kind("pause objects", "objects", pause("objects")),
+    *(Kind(f"{how_many} told to leave", "elastic", leave(how_many)) for how_many in ("one", "all")),
+    Kind("one gone without notice", "elastic", kill("worker")),
     Kind("flushed", "forgetful", flushed),
     Kind("evicted from a kept pool", "forgetful", evicted_from_kept_pool),
     Kind("another schema", "forgetful", another_schema),

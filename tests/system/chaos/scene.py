@@ -77,13 +77,13 @@ class Stuck(Exception):
 
 
 class Scene:
-    def __init__(self, folder: Path, seed: int, engines: list[str], changes: dict[str, Any]) -> None:
-        """`engines`: one of `light` and `vllm` for each worker."""
+    def __init__(self, folder: Path, seed: int, engines: list[str], changes: dict[str, Any], turn_s: float) -> None:
+        """`engines`: one of `light` and `vllm` for each worker; `turn_s`: the longest turn of a light one."""
         self.folder, self.run_folder = folder, folder / "run"
         self.record, self.logs = folder / "record", folder / "logs"
         for made in (self.record, self.logs):
             made.mkdir(parents=True)
-        self.seed = seed
+        self.seed, self._turn_s = seed, turn_s
         self.random = random.Random(seed)
         self.keys = Keys(RUN)
         self.redis_port, self.retriever_port = free_port(), free_port()
@@ -171,6 +171,7 @@ class Scene:
         if name == "objects":
             return start_child([str(SERVER), "-H", "127.0.0.1", "-p", str(self._weights_port)], log_file=log)
         environment = {"CHAOS_RECORD": str(self.record), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        environment["LIGHT_TURN_S"] = str(self._turn_s)
         if self._transport == "object":
             environment |= s3_environment(f"http://127.0.0.1:{self.links['weights'].port}")
         return Forked(self.command(name, **changes), log, environment)
@@ -242,11 +243,15 @@ class Scene:
     async def quiet(self) -> None:
         """The learner and the workers end by SIGTERM; Redis goes on, to be read."""
         for name in ("learner", *self.workers, *self.guests):
-            process = self.processes.pop(name, None) or self.guests.pop(name, None)
-            if process is not None:
-                status = await self._terminate(name, process)
-                if status and "stopped while" not in self.last_words(name):  # it was starting
-                    self.ended_alone.append({"process": name, "status": status, "said": self.last_words(name)})
+            await self.dismiss(name)
+
+    async def dismiss(self, name: str) -> None:
+        """SIGTERM, and it has to end well; nobody starts it again but `launch`."""
+        process = self.processes.pop(name, None) or self.guests.pop(name, None)
+        if process is not None:
+            status = await self._terminate(name, process)
+            if status and "stopped while" not in self.last_words(name):  # it was starting
+                self.ended_alone.append({"process": name, "status": status, "said": self.last_words(name)})
 
     # --- watching -------------------------------------------------------------------------------------
 

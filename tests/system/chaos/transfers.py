@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from tests.conftest import SLOW
-from tests.system.chaos.files import spoil
 from tests.system.chaos.proxy import Link
+from tests.system.chaos.spoiling import spoil
 
 if TYPE_CHECKING:
     from tests.system.chaos.scene import Scene
