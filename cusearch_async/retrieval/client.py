@@ -75,6 +75,7 @@ class SearchClient:
         self._retrying: set[object] = set()
         """Searches whose last attempt failed; without any, the retriever does not count as down."""
         self._down_since: float | None = None
+        self._answered_at = 0.0
         self._last_failure = ""
         """Why the last attempt failed, and how long the client retries; empty after an answered search."""
         self._knows_protocol = False
@@ -164,7 +165,7 @@ class SearchClient:
                 try:
                     found = await self._ask_through_breaker(query)
                 except SearchRefused:  # that is an answer
-                    self._is_up()
+                    self._note_answer()
                     raise
                 except _FAILURES as error:
                     self._retrying.add(this)
@@ -172,7 +173,7 @@ class SearchClient:
                     await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))
                 else:
                     self.searches += 1
-                    self._is_up()
+                    self._note_answer()
                     self._seconds.append(time.monotonic() - began)
                     return found
         finally:
@@ -187,13 +188,18 @@ class SearchClient:
         self._is_behaviour_known = False
         self._down_since = self._down_since or time.monotonic()
         self._last_failure = f"{_describe(error)}; waiting up to {outage_s:g} s"
-        if self.down_s + self._pause_s > outage_s:
+        is_late = time.monotonic() - began > outage_s
+        if self.down_s + self._pause_s > outage_s or is_late and self._answered_at < began:
             down = f"has given no valid answer for {outage_s:g} s ({_describe(error)})"
             remedy = "start it (`cusearch worker retriever CONFIG`), or fix retriever.url"
             raise RetrievalUnavailable(f"the retriever at {self._settings.url} {down}; {remedy}") from error
-        if time.monotonic() - began > outage_s:
+        if is_late:
             refused = f"answers other searches, but for {outage_s:g} s not the search for {query.text!r:.200}"
             raise SearchRefused(f"the retriever at {self._settings.url} {refused} ({_describe(error)})") from error
+
+    def _note_answer(self) -> None:
+        self._answered_at = time.monotonic()
+        self._is_up()
 
     def _is_up(self) -> None:
         self._failed_in_a_row, self._down_since, self._last_failure = 0, None, ""

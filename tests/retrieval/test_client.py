@@ -320,3 +320,13 @@ async def test_a_search_that_is_never_answered_while_others_are_is_refused_by_it
             number += 1
         with pytest.raises(SearchRefused, match=r"answers other searches.*'poison'.*it answers 502: content filter"):
             await failing
+
+
+async def test_one_failure_that_takes_longer_than_the_outage_says_nothing_of_other_searches():
+    async def slow(service, request):
+        await asyncio.sleep(0.3)
+        return await says("down", 500)(service, request)
+
+    async with client_of(Service(slow), outage_s=0.2) as client:
+        with pytest.raises(RetrievalUnavailable, match=r"has given no valid answer for 0.2 s \(it answers 500: down"):
+            await client.search("q", 0, QUESTION, 0)
