@@ -189,7 +189,7 @@ class SearchClient:
         self._down_since = self._down_since or time.monotonic()
         self._last_failure = f"{_describe(error)}; waiting up to {outage_s:g} s"
         is_late = time.monotonic() - began > outage_s
-        if self.down_s + self._pause_s > outage_s or is_late and self._answered_at < began:
+        if self.down_s + self._pause_s > outage_s or (is_late and self._answered_at < began):
             down = f"has given no valid answer for {outage_s:g} s ({_describe(error)})"
             remedy = "start it (`cusearch worker retriever CONFIG`), or fix retriever.url"
             raise RetrievalUnavailable(f"the retriever at {self._settings.url} {down}; {remedy}") from error

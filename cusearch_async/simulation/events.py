@@ -313,7 +313,8 @@ class Simulation:
     def _outcome(self) -> Outcome:
         first = min(self._config.pool.staleness_bound + 2, self._steps // 2)
         time_s, steps = self._ends[-1] - self._ends[first - 1], self._steps - first
-        busy, full = (self._spent_at[-1] - self._spent_at[first - 1]) / (time_s * len(self._workers))
+        spent_s = self._spent_at[-1] - self._spent_at[first - 1]
+        busy, full = np.minimum(1, spent_s / (time_s * len(self._workers)))  # sums of times are rounded
         generated = steps * self._config.pool.rollouts * self._config.questions_per_step
         return Outcome(
             step_s=time_s / steps,

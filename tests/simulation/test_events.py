@@ -63,6 +63,12 @@ def test_full_workers_bind(simulated):
     assert found.workers_full > 0.99
 
 
+def test_workers_that_are_always_busy_are_idle_for_no_time_and_not_for_less(simulated):
+    times = durations(p99_s=20.0, update_s=1.0, publish_s=0.0, load_s=0.0)
+    found = simulated(times, workers=3, **{"rollout.max_episodes": 4})
+    assert (found.workers_idle, found.workers_full) == (0, 1)
+
+
 def test_the_staleness_bound_binds_slow_episodes(simulated):
     """A pool begins when the step max_staleness + 1 before it is done and published."""
     found = simulated(durations(episode_s=60.0, load_s=0.0), steps=34, max_staleness=2)
