@@ -38,9 +38,9 @@ def main() -> None:
     chosen = [campaign for campaign in CAMPAIGNS if campaign.name in arguments.campaigns]
     total = sum(campaign.share for campaign in chosen)
     began, summaries = time.monotonic(), []
-    for number, campaign in enumerate(chosen):
+    for campaign in chosen:
         count = round(arguments.faults * campaign.share / total)
-        seed = arguments.seed * 100 + number
+        seed = arguments.seed * 100 + CAMPAIGNS.index(campaign)
         summaries.append(run(campaign, out / campaign.name, model, count, seed, set(arguments.kinds)))
         show(summaries[-1])
     summary = together(summaries, arguments.seed, time.monotonic() - began)

@@ -95,16 +95,20 @@ async def overlapping_learner(scene: Scene, draw: random.Random) -> str:
 
 
 async def sleeping_learner(scene: Scene, draw: random.Random) -> str:
-    """A learner sleeps, wherever it is, while its successor makes a checkpoint; then it wakes."""
+    """A learner sleeps, wherever it is, while its successor makes a checkpoint, or waits for the port that it has; then
+    it wakes."""
     await asyncio.sleep(draw.uniform(0, 1))
     older, epoch = _step_aside(scene), await scene.epoch()
     older.send_signal(19)
     scene.launch("learner")
     await scene.wait_for_successor(epoch)
-    await scene.wait_for_steps(2 * int(scene.settings["learner.checkpoint_every"]), STUCK_S)
+    saved = asyncio.create_task(scene.wait_for_steps(2 * int(scene.settings["learner.checkpoint_every"]), STUCK_S))
+    while not saved.done() and "waiting for port" not in scene.last_words("learner"):
+        await asyncio.sleep(0.1)
     older.send_signal(18)
     await _must_end(scene, older, "a learner that woke after its successor")
-    return "woke after its successor had saved"
+    await saved
+    return "woke after its successor"
 
 
 def _step_aside(scene: Scene) -> Any:
