@@ -110,7 +110,7 @@ check-locks: setup
 test-chaos: setup setup-sdks
 	$(BIN)/python -m tests.transport.fuzz --count 200000
 	CUSEARCH_SEQUENCES=2000 $(BIN)/python -m pytest tests/transport/test_state_machine.py
-	$(BIN)/python -m tests.system.chaos --seed 0 --faults 1500 --out runs/chaos
+	$(BIN)/python -m tests.system.chaos --seed 0 --faults 1800 --out runs/chaos
 
 # two methods, two seeds, and a kill: real runs, a minute or two each
 test-study: setup

@@ -1,4 +1,4 @@
-"""Short campaigns: every kind of fault at least once. `make test-chaos` has 1,500."""
+"""Short campaigns: every kind of fault at least once. `make test-chaos` has 1,800."""
 
 from __future__ import annotations
 

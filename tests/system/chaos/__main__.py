@@ -1,4 +1,4 @@
-"""A run under 1,500 faults, and an audit of every pool: python -m tests.system.chaos [--seed S] [--faults N]
+"""A run under 1,800 faults, and an audit of every pool: python -m tests.system.chaos [--seed S] [--faults N]
 
 Real Redis, retriever, weight files and learner (DeepSpeed); the workers are real but for an engine that costs nothing,
 in one campaign also that. Each campaign draws its faults from its seed; what it did is in OUT/<campaign>/faults.jsonl,
@@ -26,7 +26,7 @@ from tests.system.chaos.scene import fresh_folder, tiny_model
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--faults", type=int, default=1500, help="in all campaigns together")
+    parser.add_argument("--faults", type=int, default=1800, help="in all campaigns together")
     parser.add_argument("--out", type=Path, default=Path("runs/chaos"))
     names = [campaign.name for campaign in CAMPAIGNS]
     parser.add_argument("--campaigns", nargs="*", default=names, choices=names)

@@ -94,7 +94,7 @@ CAMPAIGNS = (
     Campaign("http", 0.2, ("light", "light"), (*EVERYTHING, "transfer"), HTTP),
     Campaign("object", 0.15, ("light", "light"), (*EVERYTHING, "transfer", "objects"), OBJECT),
     Campaign("agents", 0.1, ("light", "light"), (*EVERYTHING, "agent"), AGENTS, model="chat"),
-    Campaign("elastic", 0.1, ("light",) * 4, ("elastic", "network"), ELASTIC, turn_s=1.0),
+    Campaign("elastic", 0.3, ("light",) * 4, ("elastic", "network"), ELASTIC, turn_s=1.0),
     Campaign("forgetful", 0.1, ("light", "light"), ("network", "content", "forgetful"), {"redis.outage_s": 60}),
 )
 
