@@ -105,7 +105,7 @@ test-fast: setup
 check-locks: setup
 	$(BIN)/python -m pytest -rs tests/test_locks.py
 
-# 1,500 faults on a living run, every pool audited; random interleavings of the buffer on both backends; mutated
+# 1,800 faults on a living run, every pool audited; random interleavings of the buffer on both backends; mutated
 # payloads
 test-chaos: setup setup-sdks
 	$(BIN)/python -m tests.transport.fuzz --count 200000
