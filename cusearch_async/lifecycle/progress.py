@@ -32,9 +32,10 @@ def log_waiting(log: logging.Logger, what: str) -> Iterator[None]:
             log.info("%s: %.0f s", what, waited_s)
 
     thread = threading.Thread(target=report, name="log_waiting", daemon=True)
-    thread.start()
     try:
+        thread.start()
         yield
     finally:
         ended.set()
-        thread.join()
+        if thread.is_alive():  # ctrl-C may come before it is
+            thread.join()

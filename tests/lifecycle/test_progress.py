@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 
+import pytest
+
 from cusearch_async.lifecycle import progress
 from cusearch_async.lifecycle.progress import log_waiting, next_line_s
 from tests.conftest import wait_until
@@ -32,3 +34,17 @@ def test_what_is_done_at_once_says_nothing(caplog):
     with log_waiting(logging.getLogger(), "waiting"):
         pass
     assert not caplog.messages
+
+
+def test_an_interruption_while_it_begins_leaves_no_thread(monkeypatch):
+    """It logged its wait for as long as the process lived."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), log_waiting(logging.getLogger(), "waiting"):
+        raise AssertionError("not reached")
+    assert "log_waiting" not in {thread.name for thread in threading.enumerate()}
