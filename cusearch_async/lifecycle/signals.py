@@ -7,14 +7,18 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 log = logging.getLogger(__name__)
 
 CANCEL_AGAIN_S = 1.0
 """Seconds after which a cancelled task that still runs is cancelled again."""
+
+_asked: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+"""Event loops that were asked to stop, and by which signal."""
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -26,24 +30,33 @@ def stop_signals() -> list[signal.Signals]:
 
 def stop_on_signals() -> asyncio.Event:
     """An event that is set by `stop_signals`; loops check it and end."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def ask(number: int) -> None:
+        _asked[loop] = number
+        stop.set()
+
     for number in stop_signals():
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, ask, number)
     return stop
 
 
 @contextmanager
-def ending_at_once(what: str) -> Iterator[None]:
+def ending_at_once(what: str) -> Iterator[Callable[[], None]]:
     """For a long call that blocks the event loop, like loading an engine: a signal that asks to stop ends this process,
     and those that it has spawned, with the status that shells give it. Nothing may be held yet that must be given back.
-    Signals that nobody handles keep their effect."""
+    Signals that nobody handles keep their effect. Yields what ends the process if its event loop was asked to stop just
+    before."""
 
-    def end(number: int, _: object) -> None:
+    def end(number: int, _: object = None) -> None:
         log.info("stopped while %s", what)
         for child in multiprocessing.active_children():
             child.kill()
         os._exit(128 + number)
+
+    def end_if_asked() -> None:
+        if asked := _asked.get(asyncio.get_running_loop()):
+            end(asked)
 
     unhandled = (signal.SIG_DFL, signal.SIG_IGN, None)
     before = {number: signal.getsignal(number) for number in stop_signals()}
@@ -51,7 +64,7 @@ def ending_at_once(what: str) -> Iterator[None]:
     for number in handled:
         signal.signal(number, end)
     try:
-        yield
+        yield end_if_asked
     finally:
         for number, handler in handled.items():
             signal.signal(number, handler)

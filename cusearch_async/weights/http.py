@@ -260,7 +260,7 @@ async def _listen(runner: web.AppRunner, url: str, patience_s: float) -> None:
     if urlsplit(url).scheme != "http":
         raise ConfigError(f"weights.url {url}: only others may reach it by https, through a proxy; use http here")
     deadline, waits = asyncio.get_running_loop().time() + patience_s, f"waiting for port {port} of {host} to be free"
-    with log_waiting(log, waits), ending_at_once(waits):
+    with log_waiting(log, waits), ending_at_once(waits) as end_if_asked:
         while True:
             try:
                 await web.TCPSite(runner, host, port).start()
@@ -272,3 +272,4 @@ async def _listen(runner: web.AppRunner, url: str, patience_s: float) -> None:
                         "address of its machine and a free port"
                     ) from error
             await asyncio.sleep(RETRY_S)
+            end_if_asked()

@@ -386,11 +386,13 @@ async def test_only_others_reach_the_learner_by_https(site):
 
 
 WAITS = """
-import asyncio, sys
+import asyncio, os, signal, sys
 from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.weights.http import Server, listening
 async def wait():
     stop_on_signals()
+    if sys.argv[2] == "before":
+        os.kill(os.getpid(), signal.SIGTERM)
     async with listening(Server(None, ""), sys.argv[1], 1000):
         pass
 print("begins", flush=True)
@@ -398,14 +400,19 @@ asyncio.run(wait())
 """
 
 
-def test_who_waits_for_a_port_ends_when_told_to():
+@pytest.mark.parametrize("told", ["before", "while it waits"])
+def test_who_waits_for_a_port_ends_when_told_to(told):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with subprocess.Popen([sys.executable, "-c", WAITS, url], stdout=subprocess.PIPE) as waiting:
-            assert waiting.stdout.readline() == b"begins\n"
-            wait_until(lambda: waits_in_python(waiting.pid), 20)
-            waiting.terminate()
-            assert waiting.wait(20 * SLOW) == 128 + signal.SIGTERM
+        with subprocess.Popen([sys.executable, "-c", WAITS, url, told], stdout=subprocess.PIPE) as waiting:
+            try:
+                assert waiting.stdout.readline() == b"begins\n"
+                if told != "before":
+                    wait_until(lambda: waits_in_python(waiting.pid), 20)
+                    waiting.terminate()
+                assert waiting.wait(20 * SLOW) == 128 + signal.SIGTERM
+            finally:
+                waiting.kill()
 
 
 def waits_in_python(pid: int) -> bool:
