@@ -72,8 +72,9 @@ def pause(who: str) -> Act:
 
 
 def leave(how_many: str) -> Act:
+    """Workers are told to end, and finish their episodes; others come up to four seconds later."""
+
     async def act(scene: Scene, draw: random.Random) -> str:
-        """Workers are told to end and finish their episodes; others come later, or before they have ended."""
         leaving = scene.workers if how_many == "all" else [draw.choice(scene.workers)]
         await asyncio.gather(*(scene.dismiss(name) for name in leaving))
         later_s = draw.choice((0.0, 1.0, 4.0))
