@@ -55,8 +55,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-@pytest.mark.long
-def test_the_model_of_a_gguf_file_is_whole(model):
+def must_be_whole(model: Path) -> None:
     """Tied head, its chat template, and a tokenizer that gives its text back; it knows what a small model knows."""
     policy, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
     assert sum(parameter.numel() for parameter in policy.parameters()) == 134_515_008
@@ -71,8 +70,10 @@ def test_the_model_of_a_gguf_file_is_whole(model):
 
 
 @pytest.mark.long
-def test_it_is_warm_started_and_trained(model, tmp_path):
-    """The loss falls, the format is learned, and what reinforcement learning changed can be loaded by any tool."""
+def test_it_is_converted_warm_started_and_trained(model, tmp_path):
+    """One test, as its model takes half a minute to convert. The loss falls, the format is learned, and what
+    reinforcement learning changed can be loaded by any tool."""
+    must_be_whole(model)
     demonstrations, warm, trained = tmp_path / "demonstrations.jsonl", tmp_path / "warm", tmp_path / "run"
     run(
         tmp_path,
