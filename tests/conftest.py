@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -121,6 +122,11 @@ def own_services() -> list[str]:
     """Settings of a run whose Redis and retriever no other run uses."""
     redis, retriever = f"redis://127.0.0.1:{free_port()}/0", f"http://127.0.0.1:{free_port()}"
     return ["--redis.url", redis, "--retriever.url", retriever]
+
+
+def handles_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def wait_until(is_true: Callable[[], bool], timeout_s: float) -> None:

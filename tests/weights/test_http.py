@@ -28,7 +28,7 @@ from cusearch_async.weights.downloads import Downloads
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.http import HttpTransport
 from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS, Canary, OpenedVersion
-from tests.conftest import SLOW, free_port, wait_until
+from tests.conftest import SLOW, free_port, handles_sigterm, wait_until
 
 CANARY = Canary([1, 2], [-0.5], 0.1)
 ADAPTER = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
@@ -408,14 +408,8 @@ def test_who_waits_for_a_port_ends_when_told_to(told):
             try:
                 assert waiting.stdout.readline() == b"begins\n"
                 if told != "before":
-                    wait_until(lambda: waits_in_python(waiting.pid), 20)
+                    wait_until(lambda: handles_sigterm(waiting.pid), 20)
                     waiting.terminate()
                 assert waiting.wait(20 * SLOW) == 128 + signal.SIGTERM
             finally:
                 waiting.kill()
-
-
-def waits_in_python(pid: int) -> bool:
-    """Whether the process handles SIGTERM."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
