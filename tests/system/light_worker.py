@@ -1,7 +1,7 @@
 """A rollout worker whose engine costs nothing: python -m tests.system.light_worker CONFIG ...
 
-Everything else is the real one: its loop, episodes, search client, weight store and Redis. With CHAOS_RECORD it writes
-down what it puts (tests/system/chaos/record.py)."""
+Everything else is the real one: its loop, episodes, search client, weight store and Redis. LIGHT_TURN_S is how long a
+turn may take; with CHAOS_RECORD it writes down what it puts (tests/system/chaos/record.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.interface import WeightSource
 from tests.system.chaos.record import Record, record_worker
 
-TURN_S = float(os.environ.get("LIGHT_TURN_S", "0.1"))
+TURN_S = float(os.environ["LIGHT_TURN_S"])
 """Longest turn; who makes them longer leaves the machine to others."""
 WORDS = ("Pinsk", "capital", "currency", "of", "Belarus", "largest", "neighbour", "Minsk", "river", "Lima")
 
