@@ -51,7 +51,7 @@ def test_a_run_trains_an_adapter_and_its_workers_follow_it(run: Run):
     assert "does not match run 'atlas': learner.lora.rank is 8 here and 4 in the run" in output
 
 
-@pytest.mark.parametrize("point", ["mid-update, publishing", "mid-checkpoint"])
+@pytest.mark.parametrize("point", ["mid-update, publishing", pytest.param("mid-checkpoint", marks=pytest.mark.slow)])
 def test_a_killed_learner_goes_on_with_the_same_adapter_bit_for_bit(lives: Lives, tmp_path, point):  # noqa: F811
     whole = Lives(tmp_path / "whole")
     try:

@@ -26,7 +26,7 @@ LORA = ("--learner.lora.rank", "4")
 @pytest.mark.parametrize(
     ("ranks", "stage", "dtype", "lora"),
     [
-        (1, 1, "float32", ()),
+        pytest.param(1, 1, "float32", (), marks=pytest.mark.slow),
         (2, 1, "bfloat16", ()),
         pytest.param(2, 2, "float32", (), marks=pytest.mark.slow),
         (1, 1, "float32", LORA),

@@ -63,7 +63,12 @@ UPPER = ("--learner.trained_layers", "2")
 
 @pytest.mark.parametrize(
     ("stage", "dtype", "more"),
-    [("0", "float32", ()), ("3", "bfloat16", ()), ("1", "float32", UPPER), ("3", "float32", UPPER)],
+    [
+        ("0", "float32", ()),
+        ("3", "bfloat16", ()),
+        pytest.param("1", "float32", UPPER, marks=pytest.mark.slow),
+        ("3", "float32", UPPER),
+    ],
 )
 def test_a_resumed_learner_makes_the_same_updates_bit_for_bit(tmp_path, stage, dtype, more):
     settings = ("--learner.zero_stage", stage, "--model.dtype", dtype, *more)
@@ -258,7 +263,7 @@ def test_ranks_with_different_numbers_of_pieces_of_logits_agree_under_zero_3(tmp
     ("ranks", "settings"),
     [
         (1, ("--loss.entropy_coef", "0.5", "--loss.minibatch", "18")),
-        (1, ("--loss.minibatch", "18")),
+        pytest.param(1, ("--loss.minibatch", "18"), marks=pytest.mark.slow),
         (1, ("--loss.minibatch", "18", "--learner.micro_batch_tokens", "100", "--learner.packing", "true")),
         (2, ("--loss.minibatch", "18", "--learner.zero_stage", "3", "--learner.micro_batch_tokens", "100")),
         pytest.param(

@@ -21,7 +21,7 @@ def test_no_process_of_a_run_listens_beyond_this_machine(run: Run):
     run.overrides["retriever.backend"] = "zerosearch"
     run.overrides["retriever.zerosearch.url"] = f"http://127.0.0.1:{free_port()}/v1"
     learner = {"learner__ranks": 2, "learner__zero_stage": 3, "loss__kl_coef": 0}
-    launched = run.cusearch("launch", run__steps=3, pool__max_staleness=0, **learner)
+    launched = run.cusearch("launch", run__steps=2, pool__max_staleness=0, **learner)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, 300)
     assert launched.poll() is None, finish(launched)
     run.redis().hset("cusearch:{atlas}:state", "paused", 1)
