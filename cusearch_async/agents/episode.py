@@ -89,7 +89,8 @@ class AgentRunner(EpisodeRunner):
         if turns.finished == 0:
             raise EpisodeFailed(f"{environment.name} ended without asking the policy{session.refused}")
         episode.memory = ending.result
-        async with asyncio.timeout(self.settings.timeout_s):
+        async with Limit(self.settings.timeout_s) as scoring:
+            scoring.begin()
             score = await environment.final_score(episode)
         rows = [row.tape for row in turns.rows if row.tape.logprobs]
         found = self._trajectory(episode, rows, score, worker, started, turns.waited_s, turns.counted_tokens)

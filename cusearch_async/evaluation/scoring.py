@@ -72,7 +72,7 @@ async def _with_attempts(
         try:
             return await runner.run(question, ticket, rollout, "evaluation", temperature)
         except (EpisodeFailed, SearchRefused, TimeoutError) as error:
-            why = str(error) or "it took longer than episode.timeout_s"
+            why = str(error) or type(error).__name__
             if attempt == ATTEMPTS:
                 raise EpisodeFailed(f"question {question.id} failed {ATTEMPTS} times: {why}") from error
             log.warning("question %s failed (%s); it is asked again", question.id, why)

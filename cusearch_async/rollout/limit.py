@@ -9,11 +9,11 @@ from typing import Any, Self
 
 
 class Limit:
-    """Ends its block with TimeoutError after so many seconds, beside those in which the engine samples: that one is
-    watched elsewhere, and slow where many share it."""
+    """Ends its block with a TimeoutError that says so after so many seconds, beside those in which the engine samples:
+    that one is watched elsewhere, and slow where many share it."""
 
     def __init__(self, seconds: float) -> None:
-        self._left = seconds
+        self._seconds = self._left = seconds
         self._clock = asyncio.Timeout(None)
         self._runs = False
         self._turns = 0
@@ -24,7 +24,10 @@ class Limit:
 
     async def __aexit__(self, *ended: Any) -> None:
         self._runs = False
-        await self._clock.__aexit__(*ended)
+        try:
+            await self._clock.__aexit__(*ended)
+        except TimeoutError as error:
+            raise TimeoutError(f"it took longer than episode.timeout_s ({self._seconds:g} s)") from error
 
     @property
     def has_expired(self) -> bool:

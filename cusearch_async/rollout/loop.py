@@ -259,7 +259,7 @@ class RolloutLoop:
             await self._put(trajectory)
         except tuple(_FAILED) as error:
             grant.has_failed = True
-            why = str(error) or "it took longer than episode.timeout_s"
+            why = str(error) or type(error).__name__
             self._activity.failures.add(_FAILED[type(error)], slot.ticket, slot.rollout, why)
         except CusearchError:
             raise

@@ -269,7 +269,7 @@ class Failing:
         if question == QUESTIONS[3] and self.left:
             self.left -= 1
             if self.hangs:
-                raise TimeoutError
+                raise TimeoutError  # an environment's
             raise EpisodeFailed("no route to host")
         return EPISODES[ticket - EVAL_TICKETS]
 
@@ -280,9 +280,7 @@ async def test_an_episode_that_fails_is_tried_again(hangs):
     assert await evaluate(Failing(2, hangs), QUESTIONS, 0.0, 8) == EPISODES
 
 
-@pytest.mark.parametrize(
-    ("hangs", "why"), [(False, "no route to host"), (True, "it took longer than episode.timeout_s")]
-)
+@pytest.mark.parametrize(("hangs", "why"), [(False, "no route to host"), (True, "TimeoutError")])
 async def test_a_question_that_fails_each_time_is_named(hangs, why):
     with pytest.raises(ExceptionGroup) as failed:
         await evaluate(Failing(3, hangs), QUESTIONS, 0.0, 8)

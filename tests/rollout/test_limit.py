@@ -23,8 +23,16 @@ async def hangs(*_) -> None:
 
 
 async def test_what_hangs_beside_the_engine_is_ended():
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"^it took longer than episode.timeout_s \(0.05 s\)$"):
         await run(hangs)
+
+
+async def test_an_environments_own_timeout_is_not_the_episodes():
+    async def fails(_: Limit) -> None:
+        raise TimeoutError("no answer of the judge")
+
+    with pytest.raises(TimeoutError, match=r"^no answer of the judge$"):
+        await run(fails)
 
 
 async def test_a_slow_engine_ends_nothing_and_the_time_that_is_left_counts_after_it():
