@@ -142,6 +142,14 @@ def read_marker(folder: Path) -> Marker | None:
         raise ConfigError(f"{folder / MARKER} cannot be read ({error}); is {folder} the folder of a run?") from error
 
 
+def marker_in(data: bytes, place: str) -> Marker:
+    """The marker that another `place` than a folder has. Raises: ConfigError that names it."""
+    try:
+        return msgspec.json.decode(data, type=Marker)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{place}: {MARKER} cannot be read ({error})") from error
+
+
 def refuse_no_run(folder: Path) -> None:
     """Raises: ConfigError for a folder that is not a run's."""
     if read_marker(folder) is None:

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path, PurePosixPath
 
-import msgspec
-
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, ObjectsUnavailable, WriteFailed
 from cusearch_async.files import put_in_place, remove_sealed, write_failed, write_file, writing
@@ -68,7 +66,7 @@ class CheckpointObjects:
 
     async def _adopt_marker(self) -> None:
         """A folder that no learner has used becomes the run's."""
-        theirs = await self._marker()
+        theirs = run_folder.marker_in(await self._read(MARKER), f"{KEY} {self._objects.url}")
         own = run_folder.read_marker(self._folder)
         is_new = not (self._folder / STARTS).exists()
         if theirs.run != self._run or (theirs != own and not is_new):
@@ -76,12 +74,6 @@ class CheckpointObjects:
         if theirs != own:
             run_folder.adopt(self._folder, theirs)
             log.info("%s continues the run of %s", self._folder, self._objects.url)
-
-    async def _marker(self) -> Marker:
-        try:
-            return msgspec.json.decode(await self._read(MARKER), type=Marker)
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{KEY} {self._objects.url}: {MARKER} cannot be read ({error})") from error
 
     def _refusal(self, theirs: Marker) -> ConfigError:
         return ConfigError(

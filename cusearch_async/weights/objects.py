@@ -16,13 +16,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
-import msgspec
-
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WeightsUnavailable, WriteFailed
 from cusearch_async.files import write_failed
 from cusearch_async.objects import Objects
-from cusearch_async.run.folder import MARKER, Marker, read_marker
+from cusearch_async.run.folder import MARKER, marker_in, read_marker
 from cusearch_async.weights.copies import Copies, keep
 from cusearch_async.weights.folder import KEPT, NAME, WeightStore, order_of
 from cusearch_async.weights.interface import MANIFEST, Manifest
@@ -69,10 +67,7 @@ def refuse_others(objects: Objects, run: str, run_id: str = "") -> None:
     """Raises: ConfigError where the versions are another run's, also one of the same name; WeightsUnavailable."""
     if MARKER not in objects.paths():
         return
-    try:
-        theirs = msgspec.json.decode(objects.read(MARKER), type=Marker)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"weights.objects {objects.url}: {MARKER} cannot be read ({error})") from error
+    theirs = marker_in(objects.read(MARKER), f"weights.objects {objects.url}")
     if theirs.run != run:
         raise ConfigError(
             f"weights.objects {objects.url} is for run {theirs.run!r}, not for {run!r}; choose another prefix"
