@@ -113,10 +113,13 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str], run: RunPa
     refuse_idle_cuda()
     from cusearch_async.atlas.check import LocalSearch, pool_figures, skills  # noqa: PLC0415
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415
+    from cusearch_async.retrieval.server import what_is_served  # noqa: PLC0415
 
     console = Console()
     model = arguments.checkpoint or config.model.location
-    search = LocalSearch(load_corpus(config.retriever.corpus), config.retriever, config.run.seed)
+    passages = load_corpus(config.retriever.corpus)
+    search = LocalSearch(passages, config.retriever, config.run.seed)
+    engine = what_is_served(config.retriever, config.run.seed, passages)
     questions = [chain.question() for chain in chains]
     drawn = load_run_questions(config)
     own = [drawn.of(ticket) for ticket in range(POOLS * config.pool.questions)]
@@ -124,7 +127,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str], run: RunPa
     passes = [Pass(questions, 0.0), Pass(questions, temperature), *[Pass(own, temperature)] * config.pool.rollouts]
     greedy, sampled, *siblings = (one.episodes for one in asyncio.run(run(search, config, model, passes)))
     tokenizer = load_tokenizer(model)
-    named = conditions(config, model, questions, f"greedy, and temperature {temperature:g}")
+    named = conditions(config, model, questions, f"greedy, and temperature {temperature:g}", engine)
     console.print(plain(as_line(named)), soft_wrap=True)
     if not world.is_prose:
         show_skills(skills([stretches(t, tokenizer) for t in greedy], chains), len(chains), console)

@@ -26,7 +26,7 @@ from cusearch_async.dashboard.episodes import episodes_of
 from cusearch_async.dashboard.page import page
 from cusearch_async.data.questions import load_eval_questions
 from cusearch_async.errors import ConfigError, JudgeFailed
-from cusearch_async.evaluation.conditions import as_line, conditions, full_name, suite_of
+from cusearch_async.evaluation.conditions import as_line, conditions, full_name, search_engine, suite_of
 from cusearch_async.evaluation.probing import Mode, Pass, PassResult
 from cusearch_async.evaluation.scoring import Scores, summarize
 from cusearch_async.files import refuse_unwritable, writing_output
@@ -171,11 +171,17 @@ async def scored(config: Config, model: str, arguments: argparse.Namespace) -> R
 
         await try_judge(config.eval.judge)
     async with answering_search(config) as search:
-        return await evaluated(config, model, arguments, questions, partial(run_passes_with, search, config))
+        engine = search_engine(config, search.serves)
+        return await evaluated(config, model, arguments, questions, engine, partial(run_passes_with, search, config))
 
 
 async def evaluated(
-    config: Config, model: str, arguments: argparse.Namespace, questions: Sequence[Question], run_passes: RunPasses
+    config: Config,
+    model: str,
+    arguments: argparse.Namespace,
+    questions: Sequence[Question],
+    engine: str,
+    run_passes: RunPasses,
 ) -> Report:
     from cusearch_async.evaluation import findings  # noqa: PLC0415  (of an extra)
 
@@ -189,7 +195,7 @@ async def evaluated(
     verdicts, judge_failed = await _judged(config.eval.judge, full.episodes)
     known = [share for share in full.recall if share is not None]
     how = "greedy" if arguments.temperature == 0 else f"temperature {arguments.temperature:g}"
-    named: dict[str, str | int | float] = {**conditions(config, model, questions, how)}
+    named: dict[str, str | int | float] = {**conditions(config, model, questions, how, engine)}
     metric = config.environment[config.evaluated_in].scoring
     if sampled:
         named["samples_temperature"] = config.episode.temperature

@@ -7,26 +7,26 @@ from pathlib import Path
 
 import xxhash
 
-from cusearch_async.config import Config, RetrieverConfig
+from cusearch_async.config import Config
 from cusearch_async.environments.templates import TEMPLATES
 from cusearch_async.run.identity import fingerprint_of_questions
 from cusearch_async.types import Question
 
-_LOCAL = ("bm25", "dense")
-"""Backends with a corpus, whose results may be reranked and disturbed."""
 
-
-def conditions(config: Config, model: str, questions: Sequence[Question], sampling: str) -> dict[str, str | int]:
-    """By name, in the order in which they are printed. Scores are comparable where all but the model agree."""
+def conditions(
+    config: Config, model: str, questions: Sequence[Question], sampling: str, engine: str
+) -> dict[str, str | int]:
+    """By name, in the order in which they are printed. Scores are comparable where all but the model agree. `engine` is
+    what was searched."""
     episode, environment = config.episode, config.environment[config.evaluated_in]
-    engine = config.rollout.vllm
-    quantised = f", quantization {engine.quantization}, KV cache {engine.kv_cache_dtype}" if engine.is_quantised else ""
+    vllm = config.rollout.vllm
+    quantised = f", quantization {vllm.quantization}, KV cache {vllm.kv_cache_dtype}" if vllm.is_quantised else ""
     return {
         "model": full_name(model),
         "suite": suite_of(config),
         "questions": fingerprint_of_questions(questions),
         "seed": config.run.seed,
-        "engine": search_engine(config.retriever),
+        "engine": engine,
         "k": config.retriever.topk,
         "S_max": episode.s_max,
         "turn_tokens": episode.max_turn_tokens,
@@ -60,25 +60,8 @@ def suite_of(config: Config) -> str:
     return ", ".join(config.eval.suite or config.sources_of(config.evaluated_in))
 
 
-def search_engine(settings: RetrieverConfig) -> str:
-    """A search engine, and the changes to its results."""
-    if settings.backend == "zerosearch":
-        simulator = settings.zerosearch
-        return (
-            f"zerosearch by {simulator.model or simulator.url} ({simulator.mode}, temperature "
-            f"{simulator.temperature:g}, noise {simulator.p_start:g} to {simulator.p_end:g})"
-        )
-    if settings.backend not in _LOCAL:
-        return settings.backend
-    tokenizer = settings.bm25.tokenizer
-    dense, rerank, place = settings.dense, settings.rerank, "search" if settings.stochastic else "query"
-    parts = (
-        (settings.backend == "bm25" and tokenizer != "unicode", f"tokenizer {tokenizer}"),
-        (settings.backend == "dense", f"encoder {dense.encoder} ({dense.kind})"),
-        (rerank.model, f"the best of {rerank.candidates} by {rerank.model}"),
-        (settings.distractors, f"{settings.distractors} distractors"),
-        (settings.noise, f"noise {settings.noise:g}"),
-        (settings.distractors or settings.noise, f"drawn for each {place}"),
-    )
-    added = ", ".join(text for is_there, text in parts if is_there)
-    return f"{settings.backend} on {settings.corpus}" + (f" with {added}" if added else "")
+def search_engine(config: Config, serves: str | None) -> str:
+    """What the retriever at retriever.url `serves`, by its own report; None where it reports nothing."""
+    if not config.uses_retriever:
+        return "none"
+    return serves or f"the one at {config.retriever.url}"

@@ -120,7 +120,7 @@ def what_is_served(settings: RetrieverConfig, seed: int, passages: Sequence[Pass
     Raises: ConfigError when pooling or prefixes of the encoder are not known."""
     facts: dict[str, Any] = {}
     if settings.backend in ("bm25", "dense"):
-        name = f"{settings.backend} over {len(passages)} passages"
+        name = f"{settings.backend} over {len(passages)} passages" + _changes(settings)
         rows = ([one["id"], one["contents"]] for one in passages)
         facts = {"corpus": passages.fingerprint if isinstance(passages, Corpus) else _checksum(list(rows))}
         if settings.backend == "dense":
@@ -132,12 +132,30 @@ def what_is_served(settings: RetrieverConfig, seed: int, passages: Sequence[Pass
         if settings.noise or settings.distractors:
             facts["noise"] = settings.noise, settings.distractors, settings.stochastic, seed
     elif settings.backend == "zerosearch":
-        name = f"zerosearch by {settings.zerosearch.model or 'the model of its server'}"
-        facts = settings.zerosearch.model_dump(mode="json", exclude=_OF_SIMULATOR) | {"seed": seed}
+        simulator = settings.zerosearch
+        name = f"zerosearch by {simulator.model or 'the model of its server'}, {simulator.mode}, temperature "
+        name += f"{simulator.temperature:g}, noise {simulator.p_start:g} to {simulator.p_end:g}"
+        facts = simulator.model_dump(mode="json", exclude=_OF_SIMULATOR) | {"seed": seed}
     else:
         name = settings.backend
         facts = {"options": repr(settings.options), "url": settings.web.url}
     return f"{name} ({_checksum(facts)})".encode("ascii", "backslashreplace").decode()
+
+
+def _changes(settings: RetrieverConfig) -> str:
+    """What distinguishes a search of a corpus, and what is done to its results."""
+    dense, rerank, place = settings.dense, settings.rerank, "search" if settings.stochastic else "query"
+    tokenizer = settings.bm25.tokenizer
+    parts = (
+        (settings.backend == "bm25" and tokenizer != "unicode", f"tokenizer {tokenizer}"),
+        (settings.backend == "dense", f"encoder {dense.encoder} ({dense.kind})"),
+        (rerank.model, f"the best of {rerank.candidates} by {rerank.model}"),
+        (settings.distractors, f"{settings.distractors} distractors"),
+        (settings.noise, f"noise {settings.noise:g}"),
+        (settings.distractors or settings.noise, f"drawn for each {place}"),
+    )
+    said = ", ".join(text for is_there, text in parts if is_there)
+    return f" with {said}" if said else ""
 
 
 def _checksum(value: Mapping[str, Any] | Sequence[Any]) -> str:

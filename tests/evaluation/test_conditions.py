@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 
 from cusearch_async.config import load_config
-from cusearch_async.evaluation.conditions import conditions
+from cusearch_async.evaluation.conditions import conditions, search_engine
 from tests.evaluation.planted import QUESTIONS
 
 FEW = QUESTIONS[:3]
 
 
 def of(atlas_config, *overrides, model="Qwen/Qwen2.5-3B", questions=FEW):
-    return conditions(load_config(atlas_config, list(overrides)), model, questions, "greedy")
+    return conditions(load_config(atlas_config, list(overrides)), model, questions, "greedy", "bm25 over 2 passages")
 
 
 def test_policy_questions_and_settings_are_all_there(atlas_config):
-    named = of(atlas_config, "--retriever.noise", "0.25", "--episode.s_max", "4", "--run.seed", "7")
+    named = of(atlas_config, "--episode.s_max", "4", "--run.seed", "7")
     assert named | {"questions": ""} == {
         "model": "Qwen/Qwen2.5-3B",
         "suite": "atlas",
         "questions": "",
         "seed": 7,
-        "engine": "bm25 on atlas with noise 0.25, drawn for each search",
+        "engine": "bm25 over 2 passages",
         "k": 2,
         "S_max": 4,
         "turn_tokens": 80,
@@ -48,22 +48,19 @@ def test_prompts_that_begin_alike_are_told_apart(atlas_config):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "engine"),
-    [
-        ("--retriever.backend serper", "serper"),
-        ("--retriever.backend serper --retriever.noise 0.5", "serper"),
-        ("--retriever.noise 0.5 --retriever.stochastic false", "bm25 on atlas with noise 0.5, drawn for each query"),
-        ("--retriever.stochastic false", "bm25 on atlas"),
-        ("--retriever.distractors 1", "bm25 on atlas with 1 distractors, drawn for each search"),
-        ("--retriever.bm25.tokenizer a.b:cut", "bm25 on atlas with tokenizer a.b:cut"),
-        ("--retriever.rerank.model a/b", "bm25 on atlas with the best of 10 by a/b"),
-        ("--retriever.backend dense --retriever.dense.encoder a/e", "dense on atlas with encoder a/e (flat)"),
-        ("--retriever.backend zerosearch --retriever.zerosearch.model sim",
-         "zerosearch by sim (sft, temperature 0.8, noise 0 to 0.5)"),
-    ],
-)  # fmt: skip
-def test_what_decides_about_results_is_part_of_the_engine(atlas_config, overrides, engine):
-    assert of(atlas_config, *overrides.split())["engine"] == engine
+    ("serves", "engine"),
+    [("bm25 over 9 passages (2)", "bm25 over 9 passages (2)"), (None, "the one at http://wiki18.lan:8000")],
+)
+def test_the_engine_is_the_one_that_answers_whatever_this_config_says_of_a_corpus(atlas_config, serves, engine):
+    """Two servers of users' own were both `bm25 on atlas`."""
+    config = load_config(atlas_config, ["--retriever.url", "http://wiki18.lan:8000"])
+    assert search_engine(config, serves) == engine
+
+
+def test_an_agent_that_never_searches_has_no_engine(atlas_config):
+    agent = {"name": "agent", "agent": "mine:answer", "searches": "false"}
+    settings = [word for key, value in agent.items() for word in (f"--environment.search.{key}", value)]
+    assert search_engine(load_config(atlas_config, settings), None) == "none"
 
 
 def test_a_quantised_engine_is_named(atlas_config):

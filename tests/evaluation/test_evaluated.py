@@ -18,6 +18,7 @@ from tests.evaluation.planted import QUESTIONS, Engine, PlantedRunner
 from tests.evaluation.test_judge import NO_MODEL, judging, reply
 
 FEW = QUESTIONS[:60]
+ENGINE = "bm25 over 2 passages (1)"
 POLICIES = {"m": planted.reads, "other": planted.abstains}
 
 
@@ -41,7 +42,7 @@ def asked_for(**changes):
 
 async def report_of(atlas_config, running=None, overrides=(), **changes):
     config = load_config(atlas_config, ["--episode.temperature", "0.7", *overrides])
-    return await evaluated(config, "m", asked_for(**changes), FEW, running or Running())
+    return await evaluated(config, "m", asked_for(**changes), FEW, ENGINE, running or Running())
 
 
 async def test_plainly_one_greedy_pass_is_run(atlas_config):
@@ -105,7 +106,7 @@ def test_scores_are_written_and_printed_before_a_judges_failure_ends_the_command
     atlas_config, tmp_path, monkeypatch, capsys
 ):
     async def scored(config, model, arguments):
-        return await evaluated(config, "m", arguments, FEW, failing)
+        return await evaluated(config, "m", arguments, FEW, ENGINE, failing)
 
     async def failing(model, passes):
         results = await Running()(model, passes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -80,6 +81,26 @@ def test_whatever_decides_which_documents_a_search_gets_is_in_it(atlas_config, t
         for settings in (before, before | after)
     )
     assert serves(atlas_config, passages, **first) != serves(atlas_config, passages, **second)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ({}, "bm25 over 1 passages"),
+        ({"backend": "serper", "noise": "0.5"}, "serper"),
+        ({"noise": "0.5", "stochastic": "false"}, "bm25 over 1 passages with noise 0.5, drawn for each query"),
+        ({"distractors": "1"}, "bm25 over 1 passages with 1 distractors, drawn for each search"),
+        ({"bm25__tokenizer": "a.b:cut"}, "bm25 over 1 passages with tokenizer a.b:cut"),
+        ({"rerank__model": "a/b"}, "bm25 over 1 passages with the best of 10 by a/b"),
+        ({"backend": "dense", "dense__encoder": "a/e", "dense__pooling": "cls", "dense__query_prefix": "",
+          "dense__passage_prefix": ""}, "dense over 1 passages with encoder a/e (flat)"),
+        ({"backend": "zerosearch", "zerosearch__model": "sim"},
+         "zerosearch by sim, sft, temperature 0.8, noise 0 to 0.5"),
+    ],
+)  # fmt: skip
+def test_its_words_name_what_decides_about_results(atlas_config, overrides, name):
+    said = serves(atlas_config, [PERU], **{f"retriever__{key}": value for key, value in overrides.items()})
+    assert re.fullmatch(re.escape(name) + r" \([0-9a-f]{16}\)", said)
 
 
 def test_other_passages_are_another_corpus(atlas_config, tmp_path):
