@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,11 +79,17 @@ def select(
     problem = selection.problem(len(pool.depths))
     if problem:
         raise MethodFailed(f"step {step}: method.name {settings.name}: select() gave {problem}")
+    selection = replace(selection, metrics=_in_python(selection.metrics))
     for warning in selection.warnings:
         log.warning("step %d: %s", step, warning)
     if len(selection.indices) == 0:
         log.warning("step %d trains on nothing: method %s selected no trajectory", step, settings.name)
     return selection
+
+
+def _in_python(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The same numbers, also where they were numpy's, which are not written as JSON."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in metrics.items()}
 
 
 def advantages_of(
@@ -119,13 +125,24 @@ def plan_groups(
     step: int, method: Method[Any], memory: Any, question_of: Callable[[int], str], count: int, pool: PoolConfig
 ) -> dict[int, int]:
     """Rollouts of the tickets that the version after `step` opens, step + 1 + max_staleness pools of `count` groups
-    from the start; none where the method leaves them at G."""
+    from the start; none where the method leaves them at G.
+
+    Raises: MethodFailed for sizes that no worker could run."""
     if not isinstance(method, PlansRollouts):
         return {}
     block = step + 1 + pool.max_staleness
     opened = range(block * count, (block + 1) * count)
     sizes = method.group_sizes(memory, [question_of(ticket) for ticket in opened], pool.rollouts)
-    return {} if sizes is None else dict(zip(opened, sizes, strict=True))
+    if sizes is None:
+        return {}
+    most = method.largest_group(pool.rollouts)
+    whole = np.asarray(sizes)
+    if whole.shape != (count,) or whole.dtype.kind not in "iu" or whole.min() < 1 or whole.max() > most:
+        raise MethodFailed(
+            f"step {step}: {type(method).__name__}.group_sizes() must give for each of the {count} questions a whole "
+            f"number from 1 to largest_group() ({most}), got {sizes!r:.200}"
+        )
+    return dict(zip(opened, whole.tolist(), strict=True))
 
 
 def method_state(method: Method[Any], memory: Any, sizes: dict[int, int], s_max: int) -> MethodState:

@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from cusearch_async.agents import episode as agent_episode
-from cusearch_async.algorithm.methods import Method, NoMemory, Selection
+from cusearch_async.algorithm.methods import Method, NoMemory, PlansRollouts, Selection
 from cusearch_async.cli.preflight.trial import trial
 from cusearch_async.config import load_config
 from cusearch_async.environments import DONE, Environment, Episode, Observation, Score
@@ -103,6 +103,14 @@ class NumpyRemembers(Remembers):
         return Selection(indices=np.arange(32), memory=Means((np.float64(0.5).astype(np.float32),)))
 
 
+class SkipsAll(PlansRollouts[NoMemory]):
+    def select(self, pool, memory, rng):
+        return Selection(indices=np.arange(4), memory=memory)
+
+    def group_sizes(self, memory, questions, rollouts):
+        return [0] * len(questions)
+
+
 class Nothing(Method[NoMemory]):
     def select(self, pool, memory, rng):
         return Selection(indices=np.arange(0), memory=memory)
@@ -165,6 +173,7 @@ def test_of_several_environments_each_has_its_share_of_the_tickets(atlas_config)
         ("method.name", f"{HERE}:Raises", "method.name", "IndexError: list index out of range"),
         ("method.name", f"{HERE}:Remembers", "method.name", "(0.5, nan)) could not be read back: Expected `float`"),
         ("method.name", f"{HERE}:NumpyRemembers", "method.name", "could not be read back: Encoding objects"),
+        ("method.name", f"{HERE}:SkipsAll", "method.name", "SkipsAll.group_sizes() must give for each of the 64"),
         ("loss.objective", f"{HERE}:two_arguments", "loss.objective", "takes 2 positional arguments but 3 were given"),
         ("loss.objective", f"{HERE}:one_number", "loss.objective", "objective must have shape [4], got []"),
         ("loss.objective", f"{HERE}:detached", "loss.objective", "does not require grad"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from cusearch_async.algorithm.advantages import Advantages
-from cusearch_async.algorithm.methods import Method, Selection
+from cusearch_async.algorithm.methods import Method, PlansRollouts, Selection
 from cusearch_async.algorithm.methods.ar3po import Ar3poMemory
 from cusearch_async.algorithm.methods.base import MethodSettings, NoMemory
 from cusearch_async.algorithm.tickets import RunQuestions, question_index
@@ -42,6 +43,10 @@ def config_of(atlas_config):
 
 def pool_of(depths, step=0, **changes):
     return Pool(step, tuple(make_trajectory(i // 2, i % 2, depth=depth, **changes) for i, depth in enumerate(depths)))
+
+
+def pool_of_8():
+    return candidates_of(pool_of([1] * 8), 5)
 
 
 def selected(pool, config, memory=None):
@@ -80,12 +85,12 @@ def test_a_selection_of_none_is_warned_about(config_of, caplog):
 class Chooses(Method[NoMemory]):
     """Selects the given indices, with the given advantages."""
 
-    def __init__(self, indices, advantages=None):
+    def __init__(self, indices, advantages=None, metrics=None):
         super().__init__(MethodSettings(), 4)
-        self.indices, self.values = indices, advantages
+        self.indices, self.values, self.metrics = indices, advantages, metrics or {}
 
     def select(self, pool, memory, rng):
-        return Selection(indices=self.indices, memory=memory)
+        return Selection(indices=self.indices, memory=memory, metrics=self.metrics)
 
     def advantages(self, pool, selected, singleton, divide_by_std):
         return Advantages(np.array(self.values), 0.0, 0.0)
@@ -109,15 +114,54 @@ class Chooses(Method[NoMemory]):
 def test_what_is_no_selection_from_the_pool_is_refused(config_of, indices, problem):
     """Before: an index that came twice was trained on twice, and the ledger did not close."""
     with pytest.raises(MethodFailed, match=f"^step 3: method.name sdga_phase: select\\(\\) gave .*{problem}"):
-        select(candidates_of(pool_of([1] * 8), 5), 3, Chooses(indices), NoMemory(), config_of().method, 0)
+        select(pool_of_8(), 3, Chooses(indices), NoMemory(), config_of().method, 0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.float32("inf"), "deep", None, np.array([1.0, 2.0])])
+def test_a_metric_that_is_no_finite_number_is_refused(config_of, value):
+    with pytest.raises(MethodFailed, match=r"^step 3: .* as its metric 'mean', which must be a finite number$"):
+        select(pool_of_8(), 3, Chooses(np.array([0, 1]), metrics={"mean": value}), NoMemory(), config_of().method, 0)
+
+
+def test_numpys_numbers_among_a_methods_metrics_can_be_written(config_of):
+    """They ended the learner after the commit, and kept records from being written."""
+    metrics = {"mean": np.float64(0.5), "deepest": np.int64(3), "low": np.float32(0.25), "any": np.bool_(1), "own": 2}
+    method = Chooses(np.array([0, 1]), metrics=metrics)
+    found = select(pool_of_8(), 3, method, NoMemory(), config_of().method, 0).metrics
+    assert json.loads(json.dumps(found)) == {"mean": 0.5, "deepest": 3, "low": 0.25, "any": True, "own": 2}
+
+
+class Plans(PlansRollouts[NoMemory]):
+    def __init__(self, sizes):
+        super().__init__(MethodSettings(), 4)
+        self._sizes = sizes
+
+    def group_sizes(self, memory, questions, rollouts):
+        return self._sizes
+
+
+def of_sizes(sizes, config):
+    return plan_groups(3, Plans(sizes), NoMemory(), str, config.questions_per_step, config.pool)
+
+
+@pytest.mark.parametrize("sizes", [[2, 2, 0, 2], [2, 2, -1, 2], [2, 2, 3, 2], [2, 2, 2], [2, 2, 2.5, 2], ["2"] * 4, 2])
+def test_sizes_of_groups_that_no_worker_could_run_are_refused(config_of, sizes):
+    """A group of 0 ended every worker, and no learner could take over."""
+    rule = r"must give for each of the 4 questions a whole number from 1 to largest_group\(\) \(2\), got "
+    with pytest.raises(MethodFailed, match=r"^step 3: Plans.group_sizes\(\) " + rule):
+        of_sizes(sizes, config_of())
+
+
+def test_numpys_sizes_of_groups_can_be_kept(config_of):
+    """They ended the learner after the update."""
+    sizes = of_sizes(np.full(4, 2), config_of())
+    assert json.dumps(sizes) == '{"24": 2, "25": 2, "26": 2, "27": 2}'
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0, np.nan], [[1.0, 2.0]], [1.0, np.inf], []])
 def test_advantages_that_are_not_one_finite_number_each_are_refused(config_of, values):
     with pytest.raises(MethodFailed, match=r"^step 3: .* one finite number for each of the 2 selected"):
-        advantages_of(
-            np.array([0, 5]), candidates_of(pool_of([1] * 8), 5), 3, Chooses(None, values), config_of().method
-        )
+        advantages_of(np.array([0, 5]), pool_of_8(), 3, Chooses(None, values), config_of().method)
 
 
 def test_a_trajectory_deeper_than_the_environment_allows_is_named(config_of):

@@ -91,6 +91,9 @@ class Selection(Generic[M]):
         if (steps <= 0).any():
             i = int(np.flatnonzero(steps <= 0)[0])
             return f"the index {indices[i + 1]} after {indices[i]}; they must ascend, each once"
+        for name, value in self.metrics.items():
+            if not isinstance(value, int | float | np.number | np.bool_) or not np.isfinite(value):
+                return f"{value!r:.200} as its metric {name!r}, which must be a finite number"
         return None
 
 
@@ -149,6 +152,6 @@ class PlansRollouts(Method[M]):
         """Most rollouts that a question can get, for G."""
         return rollouts
 
-    def group_sizes(self, memory: M, questions: Sequence[str], rollouts: int) -> list[int] | None:
-        """Rollouts of each question (id) of a coming pool, by the memory; None for G each."""
+    def group_sizes(self, memory: M, questions: Sequence[str], rollouts: int) -> Sequence[int] | None:
+        """Rollouts of each question (id) of a coming pool, 1 to `largest_group`, by the memory; None for G each."""
         return None

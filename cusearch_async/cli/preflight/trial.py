@@ -21,7 +21,14 @@ from cusearch_async.errors import ConfigError, CusearchError, first_line
 from cusearch_async.rollout.prompting import encode
 from cusearch_async.rollout.turn import Turn
 from cusearch_async.streams import Stream, stream
-from cusearch_async.training.selector import advantages_of, candidates_of, initial_method_state, method_state, select
+from cusearch_async.training.selector import (
+    advantages_of,
+    candidates_of,
+    initial_method_state,
+    method_state,
+    plan_groups,
+    select,
+)
 from cusearch_async.types import Pool, Question, Trajectory
 
 PATIENCE_S = 20.0
@@ -144,6 +151,7 @@ def _method(config: Config, episodes: Sequence[Trajectory]) -> Finding:
         chosen = select(candidates, 0, method, method.decode(state.memory, s_max), config.method, config.run.seed)
         advantages_of(chosen.indices, candidates, 0, method, config.method)
         method_state(method, chosen.memory, {}, s_max)
+        plan_groups(0, method, chosen.memory, "question {}".format, config.questions_per_step, config.pool)
     except Exception as error:
         return Finding("error", "method.name", f"{name} failed with a made-up pool: {_said(error)}")
     count = len(chosen.indices)
