@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 from cusearch_async.environments.templates import Quoted, Template
 from cusearch_async.errors import EpisodeFailed, first_line
 from cusearch_async.extensions import Settings
+from cusearch_async.surrogates import without_surrogates
 from cusearch_async.types import Question, Segment
 
 
@@ -177,4 +178,5 @@ class Environment:
             raise EpisodeFailed(f"{about} must give a Score of numbers, got {score!r:.200}") from error
         if not (prediction is None or isinstance(prediction, str)):
             raise EpisodeFailed(f"{about} must give a text or None as its prediction, got {prediction!r:.200}")
-        return Score(**numbers, format_valid=valid, prediction=prediction)
+        answer = None if prediction is None else without_surrogates(prediction)
+        return Score(**numbers, format_valid=valid, prediction=answer)

@@ -11,6 +11,7 @@ from typing import Any
 from cusearch_async.config import EpisodeConfig
 from cusearch_async.environments import Environment, Quoted
 from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
+from cusearch_async.surrogates import without_surrogates
 from cusearch_async.types import Question
 
 _AT_ONCE = 1024
@@ -30,7 +31,7 @@ NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 def encode(tokenizer: Any, text: str, is_foreign: bool = False) -> list[int]:
     """Token ids of our text, special tokens included. In foreign text a special token (`<|im_start|>`) stays text."""
-    return list(_encoded(tokenizer, text, is_foreign))
+    return list(_encoded(tokenizer, without_surrogates(text), is_foreign))
 
 
 @functools.lru_cache(_REMEMBERED)

@@ -319,6 +319,11 @@ async def test_what_comparisons_and_numpy_give_is_a_score():
     assert [type(value) for value in (score.reward, score.em, score.f1, score.format_valid)] == [float] * 3 + [bool]
 
 
+async def test_half_a_character_in_an_answer_is_a_question_mark():
+    """A policy may have written it as an escape in JSON; it cannot be stored, and ended the worker."""
+    assert (await comparing(Score(reward=1.0, prediction="caf\ud83d")).final_score(None)).prediction == "caf?"
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

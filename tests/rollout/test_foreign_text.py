@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from cusearch_async.config import EpisodeConfig
-from cusearch_async.environments import NoSearch
+from cusearch_async.environments import NoSearch, Quoted
 from cusearch_async.environments.search import SearchEnvironment
 from cusearch_async.environments.templates import TEMPLATES
 from cusearch_async.errors import ConfigError, EpisodeFailed
@@ -87,6 +87,13 @@ def test_a_passage_is_shown_as_text_and_the_notice_holds_no_special_token():
     assert HOSTILE in tokenizer.decode(ids)
     notices = "".join(template.notice for template in TEMPLATES.values())
     assert specials(tokenizer, encode(tokenizer, notices, is_foreign=True)) == []
+
+
+def test_half_a_character_in_an_observation_is_a_question_mark():
+    """A tool's JSON may hold one, which no tokenizer takes; it ended the worker."""
+    tokenizer = tokenizer_with(CHATML)
+    ids = build_observation(tokenizer, Quoted("<result>", "caf\ud83d", "</result>"), SETTINGS)
+    assert tokenizer.decode(ids) == "<result>caf?</result>"
 
 
 # Questions that do not fit.
