@@ -116,6 +116,10 @@ class WeightsUnavailable(WeightsError):
     """It is missing or damaged."""
 
 
+class LearnerUnreachable(WeightsUnavailable):
+    """The learner that serves it does not answer."""
+
+
 class WeightsMismatch(WeightsError):
     """The engine that loaded it computes other log-probabilities than the learner."""
 

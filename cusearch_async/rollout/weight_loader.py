@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cusearch_async.concurrency import doubling_pause_s
-from cusearch_async.errors import WeightsUnavailable, WriteFailed
+from cusearch_async.errors import LearnerUnreachable, WeightsUnavailable, WriteFailed
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.transport.interface import IDLE_S, RunState, WorkerBuffer
 from cusearch_async.weights.interface import WeightSource
@@ -78,8 +78,8 @@ class PatientLoader:
     async def load(self, name: str, check: bool, idle: bool) -> bool:
         """Load the announced version; False when it cannot be read now. `idle`: the process has nothing else to do.
 
-        Raises: WeightsUnavailable or WriteFailed when nothing could be loaded for `patience_s` while idle;
-        WeightsMismatch."""
+        Raises: WeightsUnavailable or WriteFailed when nothing could be loaded for `patience_s` while idle, unless the
+        engine has weights and the learner does not answer; WeightsMismatch."""
         if name == self._failed and time.monotonic() < self._next_try:
             return False
         try:
@@ -95,7 +95,8 @@ class PatientLoader:
         self._failures = self._failures + 1 if name == self._failed else 1
         self._failed = name
         self._next_try = now + doubling_pause_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        if not idle or self._idle_since is None:
+        waits = isinstance(error, LearnerUnreachable) and self._engine.loaded  # for one that comes back, as others do
+        if not idle or waits or self._idle_since is None:
             self._idle_since = now
         if now - self._idle_since > self._patience_s:
             if isinstance(error, WriteFailed):

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from cusearch_async.config import weights_token
-from cusearch_async.errors import ConfigError, CusearchError, WeightsUnavailable, first_line
+from cusearch_async.errors import ConfigError, CusearchError, LearnerUnreachable, WeightsUnavailable, first_line
 from cusearch_async.files import remove, write_failed
 from cusearch_async.weights.copies import Copies, keep
 from cusearch_async.weights.difference import restore
@@ -150,7 +150,7 @@ class Downloads(Copies):
                     raise _NotYet(f"{self._url} does not have it yet")
                 yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise WeightsUnavailable(
+            raise LearnerUnreachable(
                 f"the learner does not answer at weights.url {self._url} ({first_line(error)})"
             ) from error
 

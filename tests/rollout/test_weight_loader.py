@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from cusearch_async.errors import WeightsUnavailable
+import pytest
+
+from cusearch_async.errors import LearnerUnreachable, WeightsUnavailable
 from cusearch_async.rollout import weight_loader
 
 
 class Engine:
-    loaded = "v0"
-
-    def __init__(self, *damaged: str) -> None:
-        self.damaged = set(damaged)
+    def __init__(self, *damaged: str, error=WeightsUnavailable, loaded="v0") -> None:
+        self.damaged, self.error, self.loaded = set(damaged), error, loaded
 
     async def load(self, _source, name, _check) -> None:
         if name in self.damaged:
-            raise WeightsUnavailable(f"{name} is damaged")
+            raise self.error(f"{name} is damaged")
 
 
 async def test_failures_are_counted_for_each_version_and_forgotten_after_a_success(monkeypatch):
@@ -28,3 +28,21 @@ async def test_failures_are_counted_for_each_version_and_forgotten_after_a_succe
     assert counts == [1, 2, 1]
     assert not await loader.load("b", check=False, idle=False)
     assert counts[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "loaded", "waits"),
+    [(LearnerUnreachable, "v0", True), (LearnerUnreachable, "", False), (WeightsUnavailable, "v0", False)],
+)
+async def test_a_worker_with_weights_waits_for_a_learner_that_died_after_it_announced_others(
+    monkeypatch, error, loaded, waits
+):
+    """All workers ended together after redis.outage_s, where those that were told of nothing waited for ever."""
+    monkeypatch.setattr(weight_loader, "doubling_pause_s", lambda *_: 0.0)
+    loader = weight_loader.PatientLoader(Engine("a", error=error, loaded=loaded), None, patience_s=0.0)
+    assert not await loader.load("a", check=False, idle=True)
+    if waits:
+        assert not await loader.load("a", check=False, idle=True)
+    else:
+        with pytest.raises(WeightsUnavailable, match="a is damaged; no other version was announced for 0 s"):
+            await loader.load("a", check=False, idle=True)
