@@ -82,6 +82,7 @@ SCRIPTS = {
         "else",
     ),
     "what is needed much later is hedged": (lua("admit", "deferred"), "tonumber(ticket) < needed_soon and", "true and"),
+    "a late release ends a new lease": (lua("release", "buffer"), "then return 0 end", "then end"),
     "a hedge that failed is tried by all": (lua("release", "deferred"), "if not failed then", "if true then"),
     "a pool of which a part is lost is committed": (
         lua("commit", "damage"),

@@ -97,7 +97,7 @@ class WorkerSide(RedisRun):
         return [int(ticket) for ticket in closed]
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
-        await self.run_script("release", worker, int(failed), 0, *tickets)
+        await self.run_script("release", worker, self.next_name(), int(failed), 0, *tickets)
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
-        await self.run_script("release", worker, 0, 1, *tickets)
+        await self.run_script("release", worker, self.next_name(), 0, 1, *tickets)

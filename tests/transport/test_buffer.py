@@ -251,6 +251,19 @@ async def test_a_grant_that_is_asked_for_again_with_its_token_is_the_same(redis_
     assert await buffer.admit("w", 0, G) == group(2)
 
 
+async def test_a_release_that_arrives_late_ends_no_later_lease(redis_backend):
+    """One whose answer is lost is sent again; where both arrive, the second one counted as another failed attempt."""
+    buffer = await started(redis_backend)
+    await buffer.admit("w", 0, G)
+    released = ["release", "w", buffer.next_name(), 1, 0, 0]
+    await buffer.run_script(*released)
+    assert await buffer.admit("w", 0, G) == group(0)
+    await buffer.run_script(*released)
+    assert await buffer.admit("other", 0, G) == group(1)
+    await buffer.release("w", [0], failed=True)
+    assert await buffer.admit("other", 0, G) == group(0)
+
+
 async def test_concurrent_puts_go_together_and_each_gets_its_own_answer(redis_backend):
     buffer = await started(redis_backend, max_staleness=9)
     slots = await buffer.admit("w", 0, 10 * N * G)

@@ -22,8 +22,7 @@ local function grant(ids)
   for _, id in ipairs(ids) do granted[#granted + 1] = id end
 end
 
-local last = redis.call('HGET', worker, 'admit_token') or ''
-if last == token then
+if redis.call('HGET', worker, 'admit_token') == token then
   for ticket in string.gmatch(string.sub(redis.call('HGET', worker, 'admit_tickets'), 1, 16 * most), '%d+') do
     if redis.call('HGET', key('owner'), ticket) == name then
       if tonumber(ticket) < limit then grant(missing(ticket)) else requeue(ticket) end
@@ -33,9 +32,7 @@ if last == token then
   end
   return granted
 end
-local process, number = string.match(token, '^(.*/)(%d+)$')
-local last_process, last_number = string.match(last, '^(.*/)(%d+)$')
-if process == last_process and tonumber(number) < tonumber(last_number) then return {} end
+if is_overtaken(worker, token) then return {} end
 
 local time = now()
 for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('lease'), '-inf', time, 'LIMIT', 0, 1000)) do

@@ -100,6 +100,14 @@ local function slots_of(ticket)
   return ids
 end
 
+-- Whether the same process has made a later request for tickets than that with the token "process/number".
+local function is_overtaken(worker, token)
+  local process, number = string.match(token, '^(.*/)(%d+)$')
+  local last = redis.call('HGET', worker, 'admit_token') or ''
+  local last_process, last_number = string.match(last, '^(.*/)(%d+)$')
+  return process == last_process and tonumber(number) < tonumber(last_number)
+end
+
 -- Rollouts of a ticket that are not buffered.
 local function missing(ticket)
   local ids, lacking = slots_of(ticket), {}

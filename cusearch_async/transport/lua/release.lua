@@ -1,7 +1,9 @@
 -- Release the tickets of a worker, because an attempt failed or because the worker leaves.
--- ARGV worker failed leaves ticket...
-local name, failed, leaves = ARGV[1], ARGV[2] == '1', ARGV[3] == '1'
-for i = 4, #ARGV do
+-- One that arrives after a later request for tickets was sent again: it was done, and the tickets may be leased anew.
+-- ARGV worker token("process/number") failed leaves ticket...
+local name, failed, leaves = ARGV[1], ARGV[3] == '1', ARGV[4] == '1'
+if is_overtaken(key('worker:' .. name), ARGV[2]) then return 0 end
+for i = 5, #ARGV do
   if redis.call('HGET', key('owner'), ARGV[i]) == name then
     if failed then fail_attempt(ARGV[i]) else pass_on(ARGV[i]) end
   elseif redis.call('HGET', key('hedged'), ARGV[i]) == name then
