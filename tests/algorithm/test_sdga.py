@@ -18,6 +18,7 @@ from cusearch_async.algorithm.methods.sdga import (
     auto_plan,
     count_depths,
     phase_plan,
+    reserved_of,
     sample_buckets,
 )
 from tests.algorithm.problems import K, filled, pools, problems
@@ -315,7 +316,7 @@ def test_with_a_reserve_no_pool_leaves_every_deeper_trajectory_out(pool, reserve
     capacities, budget, phase = pool
     chosen = filled(capacities, phase_plan(capacities, budget, phase, reserve))
     deeper = sum(capacities[phase + 2 :])
-    assert sum(chosen[phase + 2 :]) >= min(math.floor(reserve * budget), deeper)
+    assert sum(chosen[phase + 2 :]) >= min(reserved_of(reserve, budget), deeper)
 
 
 def test_who_is_drawn_of_one_depth_says_nothing_of_who_is_drawn_of_another():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.algorithm.methods.sdga import advance_phase, anti_plan, auto_plan, is_phase_trapped, phase_plan
+from cusearch_async.algorithm.methods.sdga import (
+    advance_phase,
+    anti_plan,
+    auto_plan,
+    is_phase_trapped,
+    phase_plan,
+    reserved_of,
+)
 from tests.algorithm.problems import K, filled, pools
 
 # The phase.
@@ -69,14 +74,25 @@ def test_trapped_means_that_the_literal_plan_takes_depth_k_plus_one_only_and_the
 def test_the_reserve_gives_the_deepest_first_and_the_plan_still_sums_to_the_budget(pool, reserve):
     capacities, budget, phase = pool
     plan = phase_plan(capacities, budget, phase, reserve)
-    left = math.floor(reserve * budget)
+    left = reserved_of(reserve, budget)
     for s in range(len(capacities) - 1, phase + 1, -1):
         assert plan.targets[s] == min(capacities[s], left)
         left -= plan.targets[s]
     assert sum(plan.targets) == budget
     assert plan.targets[: phase + 1] == [0] * (phase + 1)
-    assert plan.targets[phase + 1] >= budget - math.floor(reserve * budget)
+    assert plan.targets[phase + 1] >= budget - reserved_of(reserve, budget)
     assert plan.priorities == phase_plan(capacities, budget, phase).priorities
+
+
+@pytest.mark.parametrize(
+    ("reserve", "budget", "reserved"),
+    [(0.29, 100, 29), (0.58, 50, 29), (0.57, 100, 57), (0.7, 90, 63), (0.25, 96, 24), (0.01, 99, 0), (0.0, 8, 0)],
+)
+def test_the_reserve_is_a_whole_number_of_the_budget_as_it_is_written(reserve, budget, reserved):
+    """The first four were one too small: 0.29 * 100 is 28.999999999999996."""
+    assert reserved_of(reserve, budget) == reserved
+    deep = phase_plan([0, budget, budget, budget], budget, 0, reserve)
+    assert (deep.targets[3], deep.targets[1]) == (reserved, budget - reserved)
 
 
 def test_half_a_reserve_by_hand():

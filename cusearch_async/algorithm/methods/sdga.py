@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import msgspec
 import numpy as np
@@ -100,12 +101,17 @@ def phase_plan(capacities: Sequence[int], budget: int, phase: int, reserve: floa
     if not 0 <= reserve < 1:
         raise ValueError(f"reserve must be in [0, 1), got {reserve}")
     targets = [0] * (s_max + 1)
-    reserved = math.floor(reserve * budget)
+    reserved = reserved_of(reserve, budget)
     for s in range(s_max, phase + 1, -1):
         targets[s] = min(capacities[s], reserved)
         reserved -= targets[s]
     targets[phase + 1] = budget - sum(targets)
     return Plan(targets, [s - phase if s >= phase + 1 else s_max + 1 - s for s in range(s_max + 1)])
+
+
+def reserved_of(reserve: float, budget: int) -> int:
+    """floor(r K) for r as it is written: 29 for 0.29 and 100, where floating point gives 28."""
+    return math.floor(Fraction(str(reserve)) * budget)
 
 
 def advance_phase(capacities: Sequence[int], budget: int, phase: int) -> int:
@@ -168,7 +174,7 @@ class SdgaPhase(Method[SdgaMemory]):
         capacities = count_depths(pool.depths[places], pool.s_max)
         phase = advance_phase(capacities, budget, memory.phase)
         plan = phase_plan(capacities, budget, phase, reserve)
-        is_literal = math.floor(reserve * budget) == 0
+        is_literal = reserved_of(reserve, budget) == 0
         trapped = is_literal and is_phase_trapped(capacities, budget, phase)
         warning = (
             f"the phase is trapped: depth {phase + 1} alone fills the budget, and no deeper trajectory is trained on; "
