@@ -20,7 +20,7 @@ Singleton = Literal["raw", "zero", "pool"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 """How per-token losses become one number (names as in VERL)."""
 RatioLevel = Literal["token", "sequence"]
-"""One importance ratio per token, or one per trajectory (GSPO)."""
+"""One importance ratio per token, or one per trajectory (GSPO); for agents per row."""
 Proximal = Literal["recomputed", "loglinear"]
 """How the proximal policy, the denominator of the ratio, is computed: by a forward pass before the first mini-batch, or
 by interpolation between the sampling and the current policy on the log scale (without that pass)."""

@@ -52,10 +52,11 @@ def correction_weights(
     low: float,
     high: float,
 ) -> torch.Tensor:
-    """w_t [T]: the importance weight π_prox / μ of each token, bounded. `lengths` are the tokens of each trajectory.
+    """w_t [T]: the importance weight π_prox / μ of each token, bounded. `lengths` are the tokens of each row: a
+    trajectory has one, or those of an agent's episode.
 
     tis: min(w, high). icepop: w where low <= w <= high, else 0. mask: w where w <= high, else 0.
-    geometric: w (at most `high`) if the geometric mean of the trajectory's w lies in [low, high], else 0.
+    geometric: w (at most `high`) if the geometric mean of the row's w lies in [low, high], else 0.
     none: 1.
 
     Raises: ValueError for another mode, and for log-probabilities that are not both [T], T being the sum of lengths."""
@@ -125,11 +126,11 @@ class Surrogate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """The T sampled tokens of a micro-batch, its trajectories laid end to end. All tensors [T], float32, without
+    """The T sampled tokens of a micro-batch, its rows (`types.Row`) laid end to end. All tensors [T], float32, without
     gradient."""
 
     lengths: Sequence[int]
-    """Tokens of each trajectory; they sum to T."""
+    """Tokens of each row; they sum to T."""
     log_behaviour: torch.Tensor
     """log μ, recorded when the token was sampled."""
     log_prox: torch.Tensor
@@ -188,7 +189,7 @@ def policy_loss(
 
 
 def sequence_mean(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """The mean over each trajectory's tokens, at each of its tokens [T]."""
+    """The mean over each row's tokens, at each of its tokens [T]."""
     parts = torch.split(values, list(lengths))
     return torch.cat([part.mean().expand(len(part)) for part in parts])
 

@@ -38,7 +38,7 @@ class LossConfig(Section):
     correction: Correction = "tis"
     """Bound of the off-policy weight π_prox/μ: tis, icepop, mask, geometric or none."""
     correction_low: float = Field(0.5, ge=0)
-    """Lower bound of icepop (per token) and geometric (per trajectory)."""
+    """Lower bound of icepop (per token) and geometric (per trajectory, or row of an agent)."""
     correction_high: float | None = Field(None, gt=0, allow_inf_nan=True)
     """Upper bound of all corrections; None: 5 with mask, 2 with the others."""
 

@@ -162,7 +162,7 @@ FAMILIES = (
             Metric("buffer/incomplete_groups", "total", "incomplete groups"),
             Metric("buffer/failed_rollouts", "total", "rollouts that these lack"),
             Metric("buffer/quarantined", "total", "trajectories that must not be trained on"),
-            Metric("buffer/lost", "total", "trajectories that disappeared from Redis unclaimed"),
+            Metric("buffer/lost", "total", "trajectories that disappeared from Redis"),
             Metric("buffer/late_refused", "total", "trajectories that came after their group closed"),
         ),
     ),
