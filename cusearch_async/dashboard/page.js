@@ -45,11 +45,13 @@ function shares(name) {
   });
 }
 
+const isTrained = (score) => score.what !== "the baseline";
+
 // The scored versions, each at the step that it was sampled from; versions beyond the last step get a place after it.
 function heldOut(name) {
   const steps = axis();
   const values = steps.map(() => null);
-  for (const score of data.scores) {
+  for (const score of data.scores.filter(isTrained)) {
     const place = steps.findIndex((step) => step >= score.step);
     if (place >= 0) values[place] = score.categories.all?.[name] ?? null;
   }
@@ -230,7 +232,7 @@ function table(head, rows, numbers = []) {
 }
 
 function tiles() {
-  const scored = data.scores.filter((one) => one.what !== "the baseline");
+  const scored = data.scores.filter(isTrained);
   const [before, after] = [scored[0]?.categories.all, scored.at(-1)?.categories.all];
   const change = (name, digits) => (isNumber(first(name)) ? `${signed(last(name) - first(name), digits)} since step ${data.rows.step[0]}` : "");
   const tile = (name, value, note) => make("div", { class: "tile" }, make("span", { text: name }), make("b", { text: value }), make("small", { text: note }));
@@ -390,7 +392,6 @@ function comparison() {
   if (scored.length < 2) return null;
   const rightOf = ({ each }) => new Map(data.questions[each.ids].map((id, place) => [id, Boolean(each.right[place])]));
   const choose = (chosen) => make("select", { onchange: show }, ...scored.map((one, place) => make("option", { value: place, text: one.what, selected: place === chosen })));
-  const isTrained = (one) => one.what !== "the baseline";
   const [from, to] = [choose(scored.findIndex(isTrained)), choose(scored.findLastIndex(isTrained))];
   const body = make("div");
   function show() {
@@ -625,7 +626,11 @@ function show() {
   plots.splice(0).forEach((plot) => plot.destroy());
   const panels = SCREENS[current()][1]().filter(Boolean);
   const nothing = panel(SCREENS[current()][0], null, make("p", { class: "faint", text: "no figures yet" }));
+  const typed = changing?.contains(document.activeElement) ? document.activeElement : null;
+  const [start, end] = [typed?.selectionStart, typed?.selectionEnd];
   document.getElementById("main").replaceChildren(...(panels.length ? panels : [nothing]));
+  if (typed?.isConnected) typed.focus({ preventScroll: true });
+  if (typed?.isConnected && isNumber(start)) typed.setSelectionRange(start, end);
   scrollTo(0, before);
 }
 
@@ -640,16 +645,19 @@ function showNow() {
   }
 }
 
+// After news: what is read and filtered at leisure stays as it is.
+const isCalm = () => ["episodes", "settings", "heldout"].includes(current());
+const showNews = () => (isCalm() ? showNow() : show());
+
 let missed = false; // news that came while the page was hidden
 function take(news) {
   const { rows, reset, ...others } = news;
   if (reset) data.rows = rows;
   else if (rows) append(rows);
   Object.assign(data, others, { silent: false });
-  const isCalm = ["episodes", "settings", "heldout"].includes(current());
   if (document.hidden) missed = true;
-  else if (isCalm || !Object.keys(others).some((name) => !["live", "last", "count"].includes(name)) && !rows) showNow();
-  else show();
+  else if (!Object.keys(others).some((name) => !["live", "last", "count"].includes(name)) && !rows) showNow();
+  else showNews();
 }
 
 function follow() {
@@ -657,9 +665,10 @@ function follow() {
   stream.onmessage = (event) => take(JSON.parse(event.data));
   stream.onerror = () => {
     stream.close();
-    data.silent = data.progress.outcome.startsWith("running");
-    data.live = null;
-    show();
+    const silent = data.progress.outcome.startsWith("running");
+    const isNew = data.live !== null || data.silent !== silent;
+    Object.assign(data, { silent, live: null });
+    if (isNew) showNews();
     setTimeout(follow, 5000);
   };
 }
@@ -674,7 +683,7 @@ function append(rows) {
 document.addEventListener("visibilitychange", () => {
   if (document.hidden || !missed) return;
   missed = false;
-  show();
+  showNews();
 });
 addEventListener("hashchange", show);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);

@@ -8,7 +8,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from scipy.stats import binomtest
 from yarl import URL
 
 from cusearch_async.cli.dashboard import shown
@@ -30,6 +28,7 @@ from cusearch_async.dashboard.server import LOOK_EVERY_S, Sent, Shown, applicati
 from cusearch_async.evaluation.scores import record
 from cusearch_async.run.history import record_stop
 from tests.conftest import SLOW
+from tests.dashboard.browser import CHROMIUM, in_browser
 from tests.dashboard.conftest import add_step, data_of
 from tests.strategies import make_trajectory
 
@@ -290,9 +289,6 @@ def test_a_browser_that_listens_does_not_hold_the_server(config):
     assert asyncio.run(listen_and_close()) < LOOK_EVERY_S * SLOW
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
 @pytest.mark.system
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: `make setup-browser` installs it")
 @pytest.mark.parametrize("size", ["1280,1000", "500,900"])
@@ -323,30 +319,3 @@ def test_every_screen_is_drawn_in_a_browser_without_an_error_and_texts_stay_text
         assert "<img" not in dom
         drawn = {"heldout": ("By searches made", "gained: 1"), "now": ('class="spark"', "healthy, low")}
         assert all(part in dom for part in drawn.get(screen, ())), screen
-
-
-@pytest.mark.system
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: `make setup-browser` installs it")
-def test_the_sign_test_is_exact_with_thousands_of_questions_too(tmp_path):
-    """2 ** -n is 0 from 1,075 on; before, two equal policies then had p = 0."""
-    counts = [(0, 0), (3, 1), (5, 20), (500, 500), (600, 600), (600, 690), (3000, 2990)]
-    source = re.search(r"^function signTest.*?^}", asset("page.js"), re.MULTILINE | re.DOTALL)
-    script = f"{source[0]}\ndocument.title = JSON.stringify({json.dumps(counts)}.map(([a, b]) => signTest(a, b)));"
-    file = tmp_path / "test.html"
-    file.write_text(f"<html><head><title></title></head><body><script>{script}</script></body></html>")
-    found = json.loads(re.search(r"<title>(.*)</title>", in_browser(file.as_uri(), tmp_path, "500,500"))[1])
-    exact = [binomtest(one, one + other).pvalue if one + other else 1.0 for one, other in counts]
-    assert found == pytest.approx(exact, rel=1e-9)
-
-
-def in_browser(url: str, folder: Path, size: str) -> str:
-    """The document after its script has run. Raises: AssertionError for what the console says."""
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    options += ["--disable-component-update", "--disable-sync", f"--user-data-dir={folder / 'profile'}"]
-    options += [f"--window-size={size}", "--virtual-time-budget=2000", "--enable-logging=stderr", "--dump-dom"]
-    found = subprocess.run(
-        [str(CHROMIUM), *options, url], capture_output=True, text=True, timeout=120 * SLOW, check=True
-    )
-    said = [line for line in found.stderr.splitlines() if "CONSOLE" in line]
-    assert not said
-    return found.stdout
