@@ -17,6 +17,7 @@ from cusearch_async.dashboard.server import Shown, address_of, application
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.files import refuse_unwritable
 from cusearch_async.http_server import serve
+from cusearch_async.run.folder import refuse_no_run
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ def shown(path: Path, overrides: list[str]) -> Shown:
     if not path.is_dir():
         config = load_config([path], overrides)
         return Shown(config.folder, config)
+    refuse_no_run(path)
     settings = next((path / name for name in SETTINGS if (path / name).exists()), None)
     here = ["--run.folder", str(path)]  # its password is in it; the config may say where the folder was when it began
     try:

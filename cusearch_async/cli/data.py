@@ -20,7 +20,7 @@ from cusearch_async.config import Config, load_config
 from cusearch_async.data.checking import Checked, asked_in, known_of, overlap, read_all, warnings_of
 from cusearch_async.data.files import refuse_ending, write_questions
 from cusearch_async.data.questions import load_questions, origins_of
-from cusearch_async.environments import Environment, NoSearch
+from cusearch_async.environments import Environment, NoSearch, Quoted
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.rollout import prompting
@@ -60,15 +60,15 @@ def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
     compared = [read_all(*named, "--against") for named in zip(against, origins_of(against), strict=True)]
     for one in compared:
         if one.problems:
-            count = _count(len(one.problems), "row")
-            console.print(plain(f"--against {one.path}: {count} cannot be compared, first {one.problems[0]}", "red"))
+            text = f"--against {one.path}: {_count(len(one.problems), 'problem')}, first {one.problems[0]}"
+            console.print(plain(text, "red"))
     held_out = asked_in(compared)
     outcomes = [not any(one.problems for one in compared)]
     earlier: dict[str, str] = {}
     ids: set[str] = set()
     for named in zip(arguments.sources, origins_of(arguments.sources), strict=True):
         found = read_all(*named, "data check")
-        outcomes.append(report(found, frame, held_out, earlier, console))
+        outcomes.append(report(found, frame.of(named[0]), held_out, earlier, console))
         earlier |= asked_in([found])
         own = {question.id for question in found.questions}
         if same := sorted(ids & own):
@@ -88,20 +88,30 @@ class Frame:
     """The settings of a run that decide its prompts."""
 
     config: Config
-    environment: Environment
+    environments: Mapping[str, Environment]
     tokenizer: Any
     """The policy's; None without a config."""
+    label: str
+    """The environment that asks."""
+
+    def of(self, source: str) -> Frame:
+        """Of the environment that has the file `source`; of eval.environment where none has."""
+        labels = (label for label in self.config.environment if source in self.config.sources_of(label))
+        return replace(self, label=next(labels, self.config.evaluated_in))
+
+    def prompt(self, question: Question) -> Quoted:
+        return self.environments[self.label].prompt(replace(question, environment=self.label))
 
 
 def frame_of(files: Sequence[Path] | None, overrides: list[str]) -> Frame:
     """Of a run's config; without one, of the defaults. Raises: ConfigError."""
     config = load_config(files or [], overrides if files else ["--run.name", "check"])
-    environment = config.environments(NoSearch())[config.evaluated_in]
+    frame = Frame(config, config.environments(NoSearch()), None, config.evaluated_in)
     if not files:
-        return Frame(config, environment, None)
+        return frame
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers is slow)
 
-    return Frame(config, environment, load_tokenizer(config.model.location))
+    return replace(frame, tokenizer=load_tokenizer(config.model.location))
 
 
 def report(
@@ -123,7 +133,8 @@ def report(
         problems += [f"{found.places[number]}: {problem}" for number, problem in refused]
         if lengths:
             mean = sum(lengths) / len(lengths)
-            console.print(f"prompts have {mean:.0f} tokens in the mean, the longest {max(lengths)}")
+            of_label = f" of environment.{frame.label}" if len(frame.environments) > 1 else ""
+            console.print(f"prompts{of_label} have {mean:.0f} tokens in the mean, the longest {max(lengths)}")
     mean = sum(len(question.answers) for question in questions) / max(1, len(questions))
     console.print(f"{_count(len(questions), 'good row')}, {mean:.1f} answers each; {_count(len(problems), 'problem')}")
     for problem in problems[:SHOWN]:
@@ -148,7 +159,7 @@ def show_samples(questions: Sequence[Question], frame: Frame, console: Console) 
     for place in sorted({round(last * part / (SAMPLES - 1)) for part in range(SAMPLES)} if questions else ()):
         question = questions[place]
         console.print(plain(question.id, "bold"))
-        prompt = frame.environment.prompt(question)
+        prompt = frame.prompt(question)
         console.print(plain(_cut(f"{prompt.before}{prompt.text}{prompt.after}".strip()), "dim"))
         console.print(plain(_cut(f"gold answers: {' | '.join(question.answers)}")))
 
@@ -158,9 +169,8 @@ def lengths_of(questions: Sequence[Question], frame: Frame) -> tuple[list[int], 
     most = frame.config.episode.max_prompt_tokens
     lengths, refused = [], []
     for number, question in enumerate(questions):
-        asked = replace(question, environment=frame.config.evaluated_in)
         try:
-            prompt = frame.environment.prompt(asked)
+            prompt = frame.prompt(question)
             length = len(prompting.build_prompt(frame.tokenizer, prompt, frame.config.model.template_arguments))
         except EpisodeFailed as error:
             refused.append((number, str(error)))
@@ -177,7 +187,7 @@ def convert_files(arguments: argparse.Namespace, _: list[str]) -> None:
     there = [source for source in map(Path, arguments.sources) if source.exists()]
     if arguments.output.exists() and any(map(arguments.output.samefile, there)):
         raise ConfigError(f"--output {arguments.output} is a file that is read; choose another")
-    questions = load_questions(arguments.sources)
+    questions = load_questions(arguments.sources, "data convert")
     with writing_output(arguments.output, "--output"):
         write_questions(questions, arguments.output)
     Console().print(f"{len(questions)} questions in {arguments.output}")

@@ -146,9 +146,10 @@ def _remarks(answers: dict[str, str]) -> Iterator[str]:
     if left:
         yield f"as shipped: {', '.join(left)}"
     for option, answer in answers.items():
-        is_local = answer.startswith(("/", ".", "~")) or Path(answer).suffix in (*SUFFIXES, PACKED)
-        if is_local and ":" not in answer and not Path(answer).expanduser().exists():
-            yield f"--{option.replace('_', '-')}: {answer} does not exist yet"
+        for name in map(str.strip, answer.split(",") if option == "held_out" else [answer]):
+            is_local = name.startswith(("/", ".", "~")) or Path(name).suffix in (*SUFFIXES, PACKED)
+            if is_local and ":" not in name and not Path(name).expanduser().exists():
+                yield f"--{option.replace('_', '-')}: {name} does not exist yet"
 
 
 def _next(path: Path, answers: dict[str, str]) -> list[str]:

@@ -245,11 +245,11 @@ def fork(arguments: argparse.Namespace, _: list[str]) -> None:
     if not re.fullmatch(NAME, new.name):
         raise ConfigError(f"the other run is named like its folder, so {new.name!r} cannot be one; see run.name")
     kept = Checkpoints(run.folder, 1, [(start.epoch, start.step) for start in run.starts]).by_step()
-    step = max(kept, default=0) if arguments.step is None else arguments.step
+    if not kept:
+        raise ConfigError(f"{run.folder} has no checkpoint yet")
+    step = max(kept) if arguments.step is None else arguments.step
     if step not in kept:
-        raise ConfigError(
-            f"{run.folder} has no checkpoint of step {step}; it has {', '.join(map(str, kept)) or 'none'}"
-        )
+        raise ConfigError(f"{run.folder} has no checkpoint of step {step}; it has {', '.join(map(str, kept))}")
     checkpoint = kept[step]
     if damaged := checkpoint.damaged():
         raise ConfigError(f"checkpoint {checkpoint.path} is damaged ({', '.join(damaged[:3])}); take another --step")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ MOST_OVER = 20
 """Alarms on the page that fire no more."""
 MOST_DEPTHS = 1000
 """Searches of an episode; a question with more is damaged."""
+HOOKS = ("alarms.command", "alarms.url")
+"""Settings that may hold keys, which a page that may be sent must not."""
 SIDES = {"before": "the start", "after": "the end", "baseline": "the baseline"}
 """The scorings of a demo."""
 
@@ -57,7 +59,7 @@ def news(run: KeptRun) -> Json:
         "alarms": shown_alarms(run),
         "rules": [rule_shown(rule) for rule in RULES],
         "healthy": healthy(run.settings),
-        "settings": [[key, json.dumps(value)] for key, value in flat(run.settings)],
+        "settings": [[key, json.dumps(value)] for key, value in flat(run.settings) if key not in HOOKS],
         "starts": [start_shown(run, number) for number in range(len(run.starts))],
         "recorded": list(recorded(run.folder)),
         "commands": commands(run.folder),
@@ -258,9 +260,17 @@ def start_shown(run: KeptRun, number: int) -> Json:
         "commit": start.commit,
         "versions": start.versions,
         "machine": start.machine,
-        "command": " ".join(start.launched or start.argv),
+        "command": " ".join(without_hooks(start.launched or start.argv)),
         "ended": None if stop is None else f"{stop.time}: {stop.outcome}",
     }
+
+
+def without_hooks(words: Sequence[str]) -> Iterator[str]:
+    """The words of a command, with … for the value of each of HOOKS."""
+    names = tuple(f"--{key}" for key in HOOKS)
+    for before, word in zip(("", *words), words, strict=False):
+        name, equals, _ = word.partition("=")
+        yield "…" if before in names else f"{name}=…" if equals and name in names else word
 
 
 def commands(folder: Path) -> Iterable[str]:

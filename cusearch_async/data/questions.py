@@ -35,12 +35,13 @@ SUITE = {
 """The seven benchmarks: file in FlashRAG's collection, and questions in it."""
 
 
-def load_questions(sources: Sequence[str]) -> list[Question]:
-    """Training questions of all `sources`: one of WORLDS, a file (see data/files.py), or hf:OWNER/NAME/FILE.
+def load_questions(sources: Sequence[str], asked_by: str = "data.source") -> list[Question]:
+    """Training questions of all `sources`: one of WORLDS, a file (see data/files.py), or hf:OWNER/NAME/FILE. Errors
+    name what they are `asked_by`.
 
     Raises: ConfigError naming the file, the row and the field, or two questions of one id."""
     origins = zip(sources, origins_of(sources), strict=True)
-    questions = _unique([one for source, origin in origins for one in _questions_of(source, "data.source", origin)])
+    questions = _unique([one for source, origin in origins for one in _questions_of(source, asked_by, origin)])
     unanswerable = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
     if unanswerable:
         log.warning(

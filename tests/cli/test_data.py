@@ -134,6 +134,25 @@ def test_three_questions_are_shown_as_they_are_asked_and_scored(cusearch, write,
     assert "nq/4 Question: who wrote 4? gold answers:" in " ".join(output.split()), "the template of the config"
 
 
+def test_a_file_is_measured_by_the_environment_that_asks_it(cusearch, write, atlas_config, tmp_path):
+    """All were measured by that of held-out questions."""
+    path, other = write(GOOD, name="long.jsonl"), write(GOOD, name="other.jsonl")
+    two = tmp_path / "two.toml"
+    two.write_text(f'[environment.long]\nsource = "{path}"\ntemplate = "paper"\n[episode]\nmax_prompt_tokens = 40\n')
+    status, output = cusearch("data", "check", path, other, "--config", str(atlas_config), str(two))
+    assert status == 1
+    assert re.search(r"prompts of environment.long have \d{3} tokens", output)
+    assert re.search(r"line 1: its prompt has \d{3} tokens, over episode\.max_prompt_tokens \(40\)", output)
+    assert re.search(r"prompts of environment.search have \d\d? tokens", output)
+    assert output.count("1 problem") == 1
+
+
+def test_what_convert_cannot_read_is_its_own(cusearch, tmp_path):
+    """No data.source is involved."""
+    said = cusearch("data", "convert", "gone.jsonl", "--output", str(tmp_path / "x.jsonl"))[0]
+    assert said.startswith("cusearch: data convert: cannot read gone.jsonl")
+
+
 def test_the_lengths_of_prompts_are_told_where_a_config_names_the_tokenizer(cusearch, write, atlas_config):
     _, output = cusearch("data", "check", write(GOOD, GOOD | {"id": "2", "question": "who " * 30}), "--config", "atlas")
     mean, longest = map(int, re.search(r"prompts have (\d+) tokens in the mean, the longest (\d+)", output).groups())
@@ -169,7 +188,7 @@ def test_questions_that_held_out_files_ask_too_are_problems(cusearch, write):
     half_read = write({"question": "Who else?", "answer": "x"}, {"question": "q"}, name="half.jsonl")
     status, output = cusearch("data", "check", held_out[1], "--against", half_read)
     assert status == 1, "what was not read was not compared"
-    assert f"--against {half_read}: 1 row cannot be compared, first line 2: 'golden_answers' must be" in output
+    assert f"--against {half_read}: 1 problem, first line 2: 'golden_answers' must be" in output
     assert "--against: cannot read" in cusearch("data", "check", train, "--against", "gone.jsonl")[0]
 
 

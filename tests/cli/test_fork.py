@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 
 import pytest
 
@@ -30,6 +31,12 @@ def checkpointed(make_run):
             (folder / "model" / "weights").write_text(str(step))
         checkpoints.finish(step)
     return config
+
+
+def test_a_run_that_has_no_checkpoint_yet_says_so(make_run, tmp_path):
+    """It had none of step 0, which nobody had asked for."""
+    with pytest.raises(ConfigError, match=r"one has no checkpoint yet$"):
+        runs.fork(Namespace(folder=make_run("one").folder, new=tmp_path / "new", step=None), [])
 
 
 @pytest.mark.parametrize(("words", "step"), [((), 4), (("--step", "2"), 2)])

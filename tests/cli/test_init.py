@@ -91,6 +91,16 @@ def test_without_a_terminal_the_defaults_count_and_the_config_loads(tmp_path, mo
     assert (again.returncode, again.stderr) == (1, "cusearch: mine.toml exists; edit it, or name another\n")
 
 
+def test_of_several_held_out_files_those_that_are_not_there_are_named(tmp_path, monkeypatch):
+    """All were said not to exist."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").touch()
+    answers = dict.fromkeys(("data", "passages", "model"), "atlas")
+    assert list(init._remarks(answers | {"held_out": "a.jsonl, ./a.jsonl,nq"})) == []
+    (said,) = init._remarks(answers | {"held_out": "a.jsonl, b.jsonl"})
+    assert said == "--held-out: b.jsonl does not exist yet"
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -97,6 +97,20 @@ def test_two_versions_tell_which_questions_became_right_with_how_many_searches(c
     assert second == {"ids": 0, "right": [1, 0], "depth": [1, 2]}
 
 
+def test_keys_in_the_hooks_of_alarms_are_not_on_a_page(atlas_config, tmp_path, monkeypatch):
+    """A page may be sent; trackers leave these out, too."""
+    hooks = ["--alarms.command", "['curl', '-H', 'Bearer SECRET']", "--alarms.url=https://hooks.example.com/SECRET"]
+    config = load_config(atlas_config, ["--run.folder", str(tmp_path / "run"), *hooks])
+    run_folder.mark(config.folder, config.run.name)
+    monkeypatch.setattr("sys.argv", ["cusearch", "launch", *hooks, "--run.steps", "3"])
+    record_start(config, 1, 0)
+    found = facts(KeptRun.read(config.folder))
+    assert "SECRET" not in json.dumps(found)
+    command = "cusearch launch --alarms.command … --alarms.url=… --run.steps 3"
+    assert [start["command"] for start in found["starts"]] == [command]
+    assert ["alarms.stop_on", "[]"] in found["settings"]
+
+
 def test_a_setting_that_is_infinite_is_shown(atlas_config, tmp_path):
     config = load_config(atlas_config, ["--run.folder", str(tmp_path / "demo"), "--learner.grad_clip", "inf"])
     run_folder.mark(config.folder, config.run.name)

@@ -25,6 +25,7 @@ from cusearch_async.dashboard.facts import facts
 from cusearch_async.dashboard.kept import KeptRun, names_of
 from cusearch_async.dashboard.page import VENDOR, as_script, asset, page, write_page
 from cusearch_async.dashboard.server import LOOK_EVERY_S, Sent, Shown, application
+from cusearch_async.errors import ConfigError
 from cusearch_async.evaluation.scores import record
 from cusearch_async.run.history import record_stop
 from tests.conftest import SLOW
@@ -256,6 +257,12 @@ def test_a_page_is_written_without_the_episodes_that_cannot_be_read(config, tmp_
     write_page(config.folder, tmp_path / "page.html")
     assert data_of((tmp_path / "page.html").read_text())["groups"] is None
     assert "the page has no episodes: " in caplog.text
+
+
+def test_a_folder_that_is_no_runs_is_refused_at_once(tmp_path):
+    """`cusearch dashboard runs` began to serve a page that could not be shown."""
+    with pytest.raises(ConfigError, match="is not the folder of a run; give one like runs/demo"):
+        shown(tmp_path, [])
 
 
 def test_a_config_of_another_version_leaves_only_redis_out(config, caplog):
