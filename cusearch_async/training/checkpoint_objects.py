@@ -66,7 +66,7 @@ class CheckpointObjects:
 
     async def _adopt_marker(self) -> None:
         """A folder that no learner has used becomes the run's."""
-        theirs = run_folder.marker_in(await self._read(MARKER), f"{KEY} {self._objects.url}")
+        theirs = await asyncio.to_thread(self._marker)
         own = run_folder.read_marker(self._folder)
         is_new = not (self._folder / STARTS).exists()
         if theirs.run != self._run or (theirs != own and not is_new):
@@ -74,6 +74,9 @@ class CheckpointObjects:
         if theirs != own:
             run_folder.adopt(self._folder, theirs)
             log.info("%s continues the run of %s", self._folder, self._objects.url)
+
+    def _marker(self) -> Marker:
+        return run_folder.marker_in(self._objects.read(MARKER), f"{KEY} {self._objects.url}")
 
     def _refusal(self, theirs: Marker) -> ConfigError:
         return ConfigError(
@@ -160,7 +163,7 @@ class CheckpointObjects:
     def files(self) -> list[str]:
         """All that a run has there. Raises: ObjectsUnavailable; ConfigError where it is another run's."""
         paths = self._objects.paths()
-        if MARKER in paths and (theirs := asyncio.run(self._marker())).run != self._run:
+        if MARKER in paths and (theirs := self._marker()).run != self._run:
             raise self._refusal(theirs)
         checkpoints = [
             f"{CHECKPOINTS}/{name}/{file}" for name, files in _checkpoints_in(paths).items() for file in files
