@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from transformers import AutoTokenizer
 
 from tests.fakes import STARTER
 
-CHAT_STARTER = Path(__file__).parents[2] / "docs" / "examples" / "chat-starter"
+ROOT = Path(__file__).parents[2]
+CHAT_STARTER = ROOT / "docs" / "examples" / "chat-starter"
+AGENTS_PAGE = ROOT / "docs" / "agents.md"
 _TOOLS = "{% if tools %}Tools:{% for t in tools %} {{ t.function.name }}{% endfor %}\n{% endif %}"
 _CALLS = (
     "{% for c in m.tool_calls or [] %}<tool_call>{{ {'name': c.function.name, 'arguments': c.function.arguments} | "
@@ -50,6 +53,7 @@ def chat_tokenizer(template: str = PLAIN) -> Any:
 
 
 def chat_starter(folder: Path) -> Path:
-    """The policy of the demo as docs/agents.md makes a chat model of it."""
-    shutil.copytree(STARTER, folder)
-    return Path(shutil.copytree(CHAT_STARTER, folder, dirs_exist_ok=True))
+    """The policy of the demo as a chat model, made by the commands of docs/agents.md."""
+    (commands,) = re.findall(r"^(mkdir -p runs/chat-starter\n.*?)^cusearch demo", AGENTS_PAGE.read_text(), re.M | re.S)
+    subprocess.run(["bash", "-ec", commands.replace("runs/chat-starter", str(folder))], cwd=ROOT, check=True)
+    return folder
