@@ -297,6 +297,20 @@ def test_each_process_gets_the_secrets_that_it_needs(fleet, monkeypatch):
     assert read_environment(fleet.children["rollout-0"]) == of_the_run | {"CUSEARCH_AGENTS_TOKEN": "hush"}
 
 
+def test_who_runs_episodes_also_gets_what_an_environment_passes(atlas_config, config, monkeypatch):
+    """An agent that searches with its own key had none under launch."""
+    agent = {"name": "agent", "agent": "mine:answer", "passes": "SERPER_API_KEY,WANDB_API_KEY"}
+    own = [word for key, value in agent.items() for word in (f"--environment.search.{key}", value)]
+    fleet, given = Fleet(load_config(atlas_config, ["--run.folder", str(config.folder), *own])), {}
+    fleet._logs.mkdir(parents=True)
+    monkeypatch.setattr(fleets, "start_child", lambda command, env, *_: given.setdefault(command[0], env))
+    for name in ("rollout-0", "evaluator", "learner"):
+        fleet._start(name, [name])
+    for name, is_withheld in (("rollout-0", False), ("evaluator", False), ("learner", True)):
+        assert ("SERPER_API_KEY" in given[name], "WANDB_API_KEY" in given[name]) == (is_withheld, is_withheld)
+        assert given[name]["SERPAPI_API_KEY"] == ""
+
+
 def test_every_secret_that_the_package_reads_has_processes_that_need_it():
     """Others are started without it."""
     named = re.compile(r'"([A-Z_]+_(?:PASSWORD|TOKEN|KEY))"')

@@ -65,6 +65,8 @@ _SECRETS = {
     "CUSEARCH_SIMULATOR_KEY": ("retriever",),
 }
 """Environment variables with secrets, and the processes that need them: the others are started without them."""
+_EPISODES = ("rollout", "evaluator", "eval_")
+"""Processes that run episodes: they also have what environment.LABEL.passes names."""
 
 MEMORY = "the kernel kills a process when memory is full: see `dmesg`"
 _LOGGED = re.compile(r"\d\d:\d\d:\d\d [\w-]+: (.+)")
@@ -129,6 +131,7 @@ class Fleet:
         self._gpus = divide(config)
         self._config_path = config.folder / "launch.toml"
         self._logs = config.folder / "logs"
+        self._passed = {name for own in config.environment.values() for name in getattr(own, "passes", ())}
         self._exit = contextlib.ExitStack()
         self.children: dict[str, Child] = {}
 
@@ -303,7 +306,10 @@ class Fleet:
     ) -> None:
         path = self._logs / f"{name}.log"
         size = path.stat().st_size if path.exists() else 0
-        withheld = {secret: "" for secret, users in _SECRETS.items() if not name.startswith(users)}
+        passed = self._passed if name.startswith(_EPISODES) else ()
+        withheld = {
+            secret: "" for secret, users in _SECRETS.items() if not name.startswith(users) and secret not in passed
+        }
         # A file of the current folder must not be taken for a package; modules of the config are looked for there last.
         process = start_child(command, {"PYTHONSAFEPATH": "1"} | withheld | (env or {}), path, inherited)
         self.children[name] = Child(name, process, path, size, size)
