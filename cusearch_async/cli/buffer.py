@@ -71,6 +71,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.action == "quarantine":
         arguments.what = str(arguments.config.pop()) if ID.fullmatch(str(arguments.config[-1])) else ""
+        if not arguments.config:
+            raise ConfigError(f"the config is missing: cusearch buffer quarantine CONFIG {arguments.what}")
         if arguments.reason is not None and not arguments.what:
             raise ConfigError("--reason needs the id of a trajectory, TICKET:ROLLOUT, behind the config")
     config = load_config(arguments.config, overrides)

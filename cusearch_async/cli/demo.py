@@ -77,7 +77,7 @@ def with_own_redis(config: Config) -> Config:
     """The config with a Redis that only this demo uses. It gets another port if something listens at redis.url already.
 
     Raises: RunInUse when a run of this name is alive at redis.url: it may use the demo's folder."""
-    if not is_listening(config.redis.url):
+    if config.redis.transport != "redis" or not is_listening(config.redis.url):
         return config
     with contextlib.suppress(BufferUnavailable):  # not a Redis that we can use
         asyncio.run(refuse_if_alive(config))

@@ -23,7 +23,7 @@ from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import changes_since_last_start, epochs_and_steps
 from cusearch_async.training.checkpoint import checkpoints_of
 from cusearch_async.training.checkpoint_objects import CheckpointObjects
-from cusearch_async.transport.server import is_listening
+from cusearch_async.transport.server import may_be_asked
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         return
     changes_since_last_start(config, arguments.accept_changes)  # before anything starts; the learner logs them
     run_folder.refuse_if_held(config.folder)
-    if is_listening(config.redis.url):
+    if may_be_asked(config.redis):
         asyncio.run(refuse_other_run(config))
         if not arguments.take_over:
             asyncio.run(refuse_if_alive(config, "stop it first, or add --take-over to replace its learner"))

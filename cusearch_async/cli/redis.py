@@ -28,6 +28,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.acl:
         print(acl_file(config.run.name, {role: secrets.token_urlsafe(24) for role in ROLES}), end="")
         return
+    if config.redis.transport != "redis":
+        raise ConfigError(f"redis.transport is {config.redis.transport!r}: this run has no Redis")
     if is_listening(config.redis.url):
         if url_of_own(config.redis, config.folder) == config.redis.url:
             raise RunInUse(f"redis.url {config.redis.url}: this run's own Redis listens there already; use that")

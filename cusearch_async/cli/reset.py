@@ -17,7 +17,7 @@ from cusearch_async.run import folder as run_folder
 from cusearch_async.run.identity import NOBODY, refusal
 from cusearch_async.training.checkpoint_objects import CheckpointObjects
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.server import is_listening
+from cusearch_async.transport.server import may_be_asked
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         if folder.exists():
             held.enter_context(run_folder.hold(folder))
         # The run's own Redis is not running: its keys are in the folder.
-        is_in_folder = (folder / "redis").exists() and not is_listening(config.redis.url)
+        is_in_folder = (folder / "redis").exists() and not may_be_asked(config.redis)
         keys = 0 if is_in_folder else asyncio.run(count_keys(config))
         objects = CheckpointObjects.of(config)
         published = Published.of(config)

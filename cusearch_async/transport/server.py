@@ -177,6 +177,11 @@ def places_of(url: str) -> list[str]:
     return [f"redis://{host}" for host in hosts.split(",")]
 
 
+def may_be_asked(settings: RedisConfig) -> bool:
+    """Whether the run's buffer may be there: a Redis that accepts connections, or a buffer of another transport."""
+    return settings.transport != "redis" or is_listening(settings.url)
+
+
 def is_listening(url: str) -> bool:
     """Whether anything accepts connections at the host and port of `url`, or at any of its sentinels."""
     return any(map(_listens, places_of(url)))

@@ -108,7 +108,8 @@ def show_ways_to_look(fleet: Fleet, config: Config, console: Console) -> None:
     console.print(f"the page of the run: {fleet.start_page()}", soft_wrap=True)
     trust = " --trust" if any(code_in(config.model_dump(mode="json"))) else ""
     console.print(f"watch the run with: cusearch buckets {config.folder / 'launch.toml'}{trust}", soft_wrap=True)
-    console.print(f"or with redis-cli: {redis_cli_line(config.redis, config.folder)}", soft_wrap=True, markup=False)
+    if config.redis.transport == "redis":
+        console.print(f"or with redis-cli: {redis_cli_line(config.redis, config.folder)}", soft_wrap=True, markup=False)
 
 
 def watch(fleet: Fleet, config: Config, console: Console) -> None:
