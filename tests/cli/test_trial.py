@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 
 from cusearch_async.agents import episode as agent_episode
 from cusearch_async.algorithm.methods import Method, NoMemory, PlansRollouts, Selection
-from cusearch_async.cli.preflight.trial import trial
+from cusearch_async.cli.preflight.trial import _calls_one_tool, trial
 from cusearch_async.config import load_config
 from cusearch_async.environments import DONE, Environment, Episode, Observation, Score
 from cusearch_async.environments.task import Task
@@ -234,8 +234,31 @@ def test_an_agents_tool_is_called_once(atlas_config, tmp_path, monkeypatch):
     )
     tried = {finding.what: finding for finding in trial(config, model)}
     assert tried["environment.search"].status == "ok", tried
+    assert "with the right answer has reward 1" in tried["environment.search"].text, "without the tags of searches"
     assert CALLED == [{"query": ANY, "count": 1, "kind": "web", "all": False}]
     assert CALLED[0]["query"].endswith("?")
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"properties": None, "required": None}, {"required": ["query"]}])
+def test_a_tool_may_leave_out_what_it_does_not_need(parameters):
+    tools = [{"type": "function", "function": {"name": "finish", "parameters": parameters}}]
+    question = Question(id="1", text="Who?", answers=("a",), category="x")
+    (call,) = _calls_one_tool(question, ())("whatever", tools).calls
+    assert call == ("finish", '{"query": "Who?"}' if parameters and parameters["required"] else "{}")
+
+
+ELSEWHERE = ("--environment.far.name", "agent", "--environment.far.remote", "http://127.0.0.1:9000")
+
+
+@pytest.mark.parametrize("token", ["", "t"])
+def test_agents_elsewhere_need_a_token_and_others_do_not_need_theirs(atlas_config, monkeypatch, token):
+    """Without one the worker ended after it had loaded vLLM, and the other environment's episode was said to fail."""
+    monkeypatch.setenv("CUSEARCH_AGENTS_TOKEN", token)
+    tried = found(atlas_config, *ELSEWHERE)
+    assert tried["environment.search"][0] == "ok"
+    status, text = tried["environment.far"]
+    said = "no made-up episode: its agents run elsewhere" if token else "environment.LABEL.remote needs a token: set"
+    assert (status, text.startswith(said)) == ("ok" if token else "error", True)
 
 
 CALLED: list[dict] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from cusearch_async.agents.conversation import Tools
 from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.agents.parsing import Parsed, Parser
 from cusearch_async.cli.preflight.finding import Finding, Status
-from cusearch_async.config import Config
+from cusearch_async.config import Config, agents_token
 from cusearch_async.data.questions import first_question
 from cusearch_async.errors import ConfigError, CusearchError, first_line
 from cusearch_async.rollout.prompting import encode
@@ -54,18 +55,19 @@ class _Answers:
 
 def _calls_one_tool(question: Question, counted: Sequence[str]) -> Parser:
     """For agents: reads a call of a tool, one of those that are `counted`, out of the first turn that is offered one,
-    whatever the policy wrote. Texts that the tool asks for are the question."""
+    whatever the policy wrote, and then the answer without its tags. Texts that the tool asks for are the question."""
     has_called = False
 
     def parse(written: str, tools: Tools) -> Parsed:
         nonlocal has_called
         if has_called or not tools:
-            return Parsed(written)
+            return Parsed(re.sub("</?answer>", "", written) if tools else written)
         has_called = True
         offered = [tool["function"] for tool in tools]
         function = next((one for one in offered if one["name"] in counted), offered[0])
-        asked = function.get("parameters", {})
-        fields = {name: asked.get("properties", {}).get(name, {}) for name in asked.get("required", ())}
+        asked = function.get("parameters") or {}
+        properties = asked.get("properties") or {}
+        fields = {name: properties.get(name) or {} for name in asked.get("required") or ()}
         made_up = {name: _made_up(field, question.text) for name, field in fields.items()}
         return Parsed("", [(function["name"], json.dumps(made_up))])
 
@@ -93,7 +95,7 @@ def trial(config: Config, tokenizer: Any) -> Iterator[Finding]:
             continue
         what = f"environment.{label}"
         if getattr(settings, "remote", ""):
-            yield Finding("ok", what, f"no made-up episode: its agents run elsewhere{share}")
+            yield _elsewhere(what, share)
             continue
         try:
             one = _episode(config, tokenizer, replace(question, environment=label))
@@ -117,12 +119,21 @@ def refuse_failed_trial(config: Config, tokenizer: Any) -> None:
             raise ConfigError(f"{finding.what}: {finding.text}")
 
 
+def _elsewhere(what: str, share: str) -> Finding:
+    try:
+        agents_token()
+    except ConfigError as error:
+        return Finding("error", what, first_line(error))
+    return Finding("ok", what, f"no made-up episode: its agents run elsewhere{share}")
+
+
 async def _episode(config: Config, tokenizer: Any, question: Question) -> Trajectory:
     policy = _Answers(tokenizer, question.answers[0] if question.answers else "?")
-    environments, chat = config.environments(_FindsNothing()), config.model.template_arguments
+    label, chat = question.environment, config.model.template_arguments
+    environments = {label: config.environments(_FindsNothing())[label]}  # others may wait for programs elsewhere
     runner = AgentRunner(policy, environments, tokenizer, config.episode, config.run.seed, chat)
-    counted = getattr(config.environment[question.environment], "tools", ())
-    runner.chat = replace(runner.chat, parsers={question.environment: _calls_one_tool(question, counted)})
+    counted = getattr(config.environment[label], "tools", ())
+    runner.chat = replace(runner.chat, parsers={label: _calls_one_tool(question, counted)})
     return await runner.run(question, ticket=0, rollout=0, worker="check")
 
 
