@@ -6,13 +6,29 @@ import importlib
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
 from cusearch_async.errors import ConfigError
 
 T = TypeVar("T")
+
+
+def as_list(value: Any) -> Any:
+    """The value of a list setting, which may be a list, one value, or text with commas: 0,1 is [0, 1].
+
+    Raises: ValueError for text with an empty item, or with half of the brackets or quotes."""
+    if not isinstance(value, str):
+        return value if isinstance(value, list | tuple | dict) else (value,)
+    parts = [part.strip() for part in value.split(",")] if value.strip() else []
+    if not all(part and part.strip("[]\"'") == part for part in parts):
+        raise ValueError(f'must be a list, like ["a", "b"] or a,b, got {value!r}')
+    return tuple(parts)
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | tuple[str, ...])]
+"""A list of texts; see `as_list`."""
 
 
 class Settings(BaseModel):

@@ -8,7 +8,8 @@ from typing import Annotated
 from pydantic import field_validator
 
 from cusearch_async.alarms.rules import RULES
-from cusearch_async.config.section import Free, Names, Section, service_url
+from cusearch_async.config.section import Free, Section, service_url
+from cusearch_async.extensions import Names
 
 
 class AlarmsConfig(Section):

@@ -13,7 +13,6 @@ from cusearch_async.config.section import (
     Folder,
     Free,
     Location,
-    Names,
     Numbers,
     ObjectsUrl,
     Section,
@@ -21,6 +20,7 @@ from cusearch_async.config.section import (
     Sources,
     service_url,
 )
+from cusearch_async.extensions import Names
 
 STARTER = Path(__file__).parents[1] / "atlas" / "starter"
 """The shipped policy of the atlas world."""

@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.extensions import Settings
+from cusearch_async.extensions import Names, Settings, as_list
 from cusearch_async.paths import at_home
 
 PATTERNS = {
@@ -53,18 +53,6 @@ Shared = Annotated[_T, Scope.SHARED]
 Free = Annotated[_T, Scope.FREE]
 
 
-def as_list(value: Any) -> Any:
-    """The value of a list setting, which may be a list, one value, or text with commas: 0,1 is [0, 1].
-
-    Raises: ValueError for text with an empty item, or with half of the brackets or quotes."""
-    if not isinstance(value, str):
-        return value if isinstance(value, list | tuple | dict) else (value,)
-    parts = [part.strip() for part in value.split(",")] if value.strip() else []
-    if not all(part and part.strip("[]\"'") == part for part in parts):
-        raise ValueError(f'must be a list, like ["a", "b"] or a,b, got {value!r}')
-    return tuple(parts)
-
-
 def _as_numbers(value: Any) -> Any:
     parts = as_list(value)
     if isinstance(value, str) and not all(re.fullmatch(r"-?\d+", part) for part in parts):  # pydantic has 0-3 as -3
@@ -81,8 +69,6 @@ Numbers = Annotated[
     tuple[_Number, ...], BeforeValidator(_as_numbers, json_schema_input_type=_Number | str | tuple[_Number, ...])
 ]
 """A list of cores or devices; see `as_list`."""
-Names = Annotated[tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | tuple[str, ...])]
-"""A list of texts; see `as_list`."""
 Sources = Annotated[Names, AfterValidator(lambda names: tuple(map(at_home, names)))]
 """A list of files, or names of what comes with the package or from the Hub."""
 Folder = Annotated[Path, BeforeValidator(_at_home)]

@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from cusearch_async.config.engines import DeepSpeedConfig
-from cusearch_async.config.section import Free, Names, Numbers, ObjectsUrl, Section, Shared
+from cusearch_async.config.section import Free, Numbers, ObjectsUrl, Section, Shared
+from cusearch_async.extensions import Names
 from cusearch_async.types import Aggregation, Correction, Proximal, RatioLevel
 
 

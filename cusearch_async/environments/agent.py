@@ -16,7 +16,7 @@ from cusearch_async.environments.program import run_program
 from cusearch_async.environments.task import Ending, Task
 from cusearch_async.environments.templates import PLACE, Template
 from cusearch_async.errors import ConfigError
-from cusearch_async.extensions import load_function
+from cusearch_async.extensions import Names, load_function
 
 Agent = Callable[[Task], Awaitable[str | float | Ending | None]]
 """Returns its answer, or a reward; None when it has no answer. What it raises fails the episode."""
@@ -26,23 +26,24 @@ class AgentSettings(EnvironmentSettings):
     agent: str = ""
     """agent: your program, an async function (`package.module:function`) that gets an
     `environments.task.Task`."""
-    command: tuple[str, ...] = ()
+    command: Names = ()
     """agent: instead, a program and its arguments, started for every episode. The last line that it writes is its
     answer."""
-    passes: tuple[str, ...] = ()
-    """agent: variables that `command` inherits though they look like secrets (…_TOKEN, …_API_KEY, AWS_…)"""
+    passes: Names = ()
+    """agent: variables that `command` inherits though they look like secrets (…_TOKEN, …_API_KEY, AWS_…); `launch`
+    starts workers without some of them otherwise, for a function, too"""
     remote: str = ""
     """agent: instead, the address at which programs that run elsewhere ask for episodes, like http://10.0.0.5:9000;
-    workers of one machine take ports from there on."""
+    workers of one machine take ports from there on, the evaluator (eval.every) the port before."""
     silence_s: float = Field(120.0, gt=0)
     """agent: an episode that a program elsewhere has taken fails when the program asks for nothing for so long."""
-    tools: tuple[str, ...] = ()
+    tools: Names = ()
     """agent: tools whose results count in the depth; empty: all."""
     parser: str = "hermes"
     """agent: how the policy writes tool calls, by the name of vLLM's parser: hermes, llama3_json, mistral, …"""
     reasoning_parser: str = ""
     """agent: how the policy writes its thoughts, by the name of vLLM's parser: qwen3, deepseek_r1, …; empty: as text"""
-    ignores: tuple[str, ...] = ()
+    ignores: Names = ()
     """agent: fields of requests that are ignored, where they would be refused: `temperature`, `tool_choice`, …"""
     searches: bool = True
     """agent: whether your program asks the run's retriever; false: the agent needs none"""

@@ -18,9 +18,10 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from cusearch_async.config import Config, flat, load_config
 from cusearch_async.config.messages import explain_unknown_setting
-from cusearch_async.config.section import NAME, Folder, Section, as_list
+from cusearch_async.config.section import NAME, Folder, Section
 from cusearch_async.config.toml import read_toml
 from cusearch_async.errors import ConfigError
+from cusearch_async.extensions import as_list
 from cusearch_async.study.messages import explain_study
 
 Value = bool | int | float | str | list[Any]

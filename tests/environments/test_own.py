@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from cusearch_async.config import EnvironmentConfig, EpisodeConfig, load_config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
 from cusearch_async.environments import NoSearch, Observation, Quoted, Score
+from cusearch_async.environments.agent import AgentSettings
 from cusearch_async.errors import ConfigError, EpisodeFailed, InvalidTrajectory
 from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.types import Question
@@ -317,6 +318,12 @@ async def test_what_comparisons_and_numpy_give_is_a_score():
     score = await comparing(given).final_score(None)
     assert score == Score(reward=1.0, em=1.0, f1=0.5, format_valid=True, prediction="7")
     assert [type(value) for value in (score.reward, score.em, score.f1, score.format_valid)] == [float] * 3 + [bool]
+
+
+def test_lists_of_an_agents_settings_may_be_text_with_commas():
+    """From the command line they could not be given."""
+    own = AgentSettings(command="python,x.py", passes="A,B", tools="search", ignores=["a,b"])
+    assert (own.command, own.passes, own.tools, own.ignores) == (("python", "x.py"), ("A", "B"), ("search",), ("a,b",))
 
 
 async def test_half_a_character_in_an_answer_is_a_question_mark():
