@@ -23,7 +23,8 @@ async def serve(application: web.Application, url: str, key: str, token: str = "
 
     Raises: ConfigError when the port is taken."""
     stop = stop_on_signals()
-    port, host = urlsplit(url).port or 80, (urlsplit(url).hostname if token else None) or LOOPBACK[0]
+    port, asked = urlsplit(url).port or 80, urlsplit(url).hostname
+    host = asked if asked and (token or asked == LOOPBACK[2]) else LOOPBACK[0]
     application.middlewares.append(_ask_for_token(token, port) if token else _refuse_browsers(url))
     # Work for disconnected clients is cancelled, and waiting clients do not delay the shutdown.
     runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=5)

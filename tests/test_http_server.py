@@ -35,6 +35,15 @@ async def served() -> AsyncIterator[str]:
     await serving
 
 
+async def test_a_server_whose_address_is_ipv6s_loopback_listens_there():
+    """It listened at 127.0.0.1, so that nobody found it."""
+    url = f"http://[::1]:{free_port()}"
+    serving = asyncio.create_task(serve(web.Application(), url, "retriever.url"))
+    await wait_until_async(lambda: asyncio.to_thread(is_listening, url), 20)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

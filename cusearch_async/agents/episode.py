@@ -47,8 +47,11 @@ class AgentRunner(EpisodeRunner):
         settings: EpisodeConfig,
         seed: int,
         template_arguments: prompting.Arguments = prompting.NO_ARGUMENTS,
+        is_evaluator: bool = False,
     ) -> None:
-        """Raises: ConfigError as EpisodeRunner, and when the model is no chat model, a parser does not exist, or remote
+        """The evaluator's episodes for programs elsewhere are at the port before the workers'.
+
+        Raises: ConfigError as EpisodeRunner, and when the model is no chat model, a parser does not exist, or remote
         agents have no token."""
         super().__init__(policy, environments, tokenizer, settings, seed, template_arguments)
         agents = {label: one.settings for label, one in environments.items() if isinstance(one, AgentEnvironment)}
@@ -56,7 +59,7 @@ class AgentRunner(EpisodeRunner):
         if len(addresses) > 1:
             raise ConfigError(f"environment.LABEL.remote must be the same for all, got {', '.join(sorted(addresses))}")
         self._remote = Remote(agents_token()) if addresses else None
-        self._gateway = Gateway(settings, next(iter(addresses), ""), self._remote)
+        self._gateway = Gateway(settings, next(iter(addresses), ""), self._remote, -1 if is_evaluator else 0)
         parsers = {label: parser_of(label, own, tokenizer, template_arguments) for label, own in agents.items()}
         end = end_of_turn(tokenizer, template_arguments) if agents else ""
         further = further_ends(tokenizer) if agents else ()

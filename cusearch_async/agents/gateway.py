@@ -33,7 +33,8 @@ PORTS = 64
 """Workers of one machine listen at ports that follow each other."""
 ATTEMPTS = "x-stainless-retry-count"
 """The header in which OpenAI's and Anthropic's clients number the attempts of a request."""
-ANYWHERE = ("0.0.0.0", "::")  # noqa: S104
+_REACHED_AT = {"0.0.0.0": LOOPBACK[0], "::": LOOPBACK[2]}  # noqa: S104
+"""Where a machine finds what listens at all of its addresses."""
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +90,12 @@ class Gateway:
     """Listens on loopback while a session is open, or at an address where programs elsewhere ask for episodes, from the
     first one to the end of the process."""
 
-    def __init__(self, settings: EpisodeConfig, address: str = "", remote: Remote | None = None) -> None:
+    def __init__(
+        self, settings: EpisodeConfig, address: str = "", remote: Remote | None = None, port_shift: int = 0
+    ) -> None:
         self._settings = settings
         self._address = urlsplit(address)
+        self._first_port = (self._address.port or 0) + (port_shift if remote else 0)
         self._remote = remote
         self._sessions: dict[str, Session] = {}
         self._runner: web.AppRunner | None = None
@@ -141,12 +145,13 @@ class Gateway:
             raise
         self._runner = runner
         host = self._address.hostname or LOOPBACK[0]
+        host = _REACHED_AT.get(host, host)
         _reach_without_proxy(host)
-        self._url = f"http://{LOOPBACK[0] if host in ANYWHERE else host}:{port}"
+        self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def _listen_at(self, runner: web.AppRunner) -> int:
         """The port: the first free one from that of the address on. Raises: ConfigError."""
-        host, first = self._address.hostname or LOOPBACK[0], self._address.port or 0
+        host, first = self._address.hostname or LOOPBACK[0], self._first_port
         for port in range(first, first + (PORTS if first else 1)):
             try:
                 await web.TCPSite(runner, host, port).start()

@@ -60,7 +60,7 @@ async def take_gpus(lock: GpuLock | None, stop: asyncio.Event) -> GpuLock | None
 
 @contextmanager
 def open_runner(
-    config: Config, model: str, tokenizer: Any, search: Search, lock: GpuLock | None = None
+    config: Config, model: str, tokenizer: Any, search: Search, lock: GpuLock | None = None, is_evaluator: bool = False
 ) -> Iterator[tuple[Engine, EpisodeRunner]]:
     """An engine that has loaded `model`, and a runner that uses it in the config's environments. `lock` is taken, if
     the run is colocated. Raises: EngineDied."""
@@ -70,7 +70,7 @@ def open_runner(
         engine = Engine.start(model, tokenizer, config, lock)
     try:
         environments = config.environments(search)
-        arguments = config.model.template_arguments
-        yield engine, AgentRunner(engine, environments, tokenizer, config.episode, config.run.seed, arguments)
+        arguments, seed = config.model.template_arguments, config.run.seed
+        yield engine, AgentRunner(engine, environments, tokenizer, config.episode, seed, arguments, is_evaluator)
     finally:
         engine.close()

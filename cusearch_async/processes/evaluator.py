@@ -63,7 +63,8 @@ async def run(config: Config) -> None:
             lock = await take_gpus(gpu_lock(config, "engine"), stop)
             if stop.is_set():
                 return
-            with open_runner(config, config.model.location, tokenizer, search, lock) as (engine, runner):
+            policy = config.model.location
+            with open_runner(config, policy, tokenizer, search, lock, is_evaluator=True) as (engine, runner):
                 log.info("ready")
                 await Evaluator(buffer, engine, source, runner, questions, config).run(stop)
 

@@ -13,7 +13,9 @@ import pytest
 
 from cusearch_async.agents import remote
 from cusearch_async.agents.episode import AgentRunner
-from cusearch_async.config import EnvironmentConfig
+from cusearch_async.agents.gateway import Gateway
+from cusearch_async.agents.remote import Remote
+from cusearch_async.config import EnvironmentConfig, EpisodeConfig
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from tests.agents.test_episodes import Scene, parser  # noqa: F401
 from tests.conftest import free_port
@@ -226,6 +228,35 @@ async def test_the_time_of_an_episode_begins_when_a_program_takes_it(monkeypatch
         await ask(task, "?")
         await posted(task, task["end_url"], {"answer": "5"})
         assert (await episode).reward == 1.0
+
+
+async def test_the_evaluators_episodes_are_at_the_port_before(monkeypatch):
+    """It took the workers' port, whose programs then had no worker, or it had no program."""
+    scene, address = scene_of("5")
+    of_workers = scene.runner._gateway._address.port
+    monkeypatch.setattr(scene.runner._gateway, "_first_port", Gateway(None, address, object(), -1)._first_port)
+    before = address.replace(str(of_workers), str(of_workers - 1))
+    async with running(scene) as episode:
+        task = await take(before)
+        await ask(task, "?")
+        await posted(task, task["end_url"], {"answer": "5"})
+        assert (await episode).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("remote", "reached"),
+    [
+        ("http://0.0.0.0:{}", "http://127.0.0.1:{}"),
+        ("http://[::]:{}", "http://[::1]:{}"),
+        ("http://[::1]:{}", "http://[::1]:{}"),
+    ],
+)
+async def test_programs_of_this_machine_find_what_listens_anywhere(remote, reached):
+    port = free_port()
+    gateway = Gateway(EpisodeConfig(), remote.format(port), Remote("t"))
+    async with gateway.session(None, None) as (_, url, key):
+        assert url == f"{reached.format(port)}/sessions/{key}"
+    await gateway.close()
 
 
 async def test_an_episode_that_has_ended_is_not_given_later(monkeypatch):
