@@ -13,7 +13,7 @@ from pyarrow import parquet
 from cusearch_async.alarms.history import Limits
 
 STUDY = Path(__file__).parents[1] / "docs" / "replication" / "steps.parquet"
-LIMITS = Limits(questions=64, grad_clip=1.0, buffer_bytes=1e9, mismatch=1e-4)
+LIMITS = Limits(groups=64, grad_clip=1.0, buffer_bytes=1e9, mismatch=1e-4)
 TROUBLE_AT = 12
 Row = dict[str, Any]
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cusearch_async.alarms.firing import Alarm, alarms_of
 from cusearch_async.alarms.history import History, Limits
 from cusearch_async.alarms.rules import RULES
+from cusearch_async.config import load_config
 from cusearch_async.metrics.table import names
 from tests.planted_troubles import FAULTS, LIMITS, TROUBLE_AT, Row, healthy_runs
 
@@ -124,6 +125,23 @@ def test_a_run_that_selects_nothing_has_nothing_to_learn():
     """DAPO's filter leaves no group of equal rewards to count."""
     nothing = {"groups/zero_variance_share": 0.0, "selection/budget_filled": 0.0}
     assert ("nothing_to_learn", "nothing was selected, as no group's rewards differ") in fired(*[nothing] * 4)
+
+
+@pytest.mark.parametrize(("mixed", "fires"), [(0.0, True), (0.05, True), (0.3, False)])
+def test_equal_rewards_are_seen_where_many_of_the_selected_are_alone(mixed, fires):
+    """SDGA selects a fourth of its budget alone in their groups at the paper's batch, and the alarm never fired."""
+    row = {"groups/zero_variance_share": 0.74, "groups/singleton_share": 0.25, "groups/mixed_share": mixed}
+    found = fired(*[row | {"selection/budget_filled": 1.0}] * 4)
+    assert (("nothing_to_learn", "74% of the selected in groups of equal rewards") in found) == fires
+
+
+def test_half_of_a_steps_groups_is_of_those_that_the_method_makes(atlas_config):
+    """grpo_half makes half as many, of which all had to fail."""
+    made = {
+        name: Limits.of(load_config(atlas_config, ["--method.name", name]).model_dump(mode="json")).groups
+        for name in ("grpo_full", "grpo_half", "ar3po", "sdga_phase")
+    }
+    assert made == {"grpo_full": 64, "grpo_half": 32, "ar3po": 64, "sdga_phase": 64}
 
 
 def test_a_spike_is_seen_behind_a_step_without_a_gradient():

@@ -100,9 +100,11 @@ def reward_ignores_answers(h: History) -> Finding:
 
 def nothing_to_learn(h: History) -> Finding:
     equal, empty = h.of("groups/zero_variance_share"), h.of("selection/budget_filled") == 0
+    together = 1 - h.of("groups/singleton_share")
+    all_equal = (equal > 0.9 * together) & (h.of("groups/mixed_share") < 0.1)  # a third may be alone in their groups
     told = "nothing was selected, as no group's rewards differ"
     return Finding(
-        in_a_row((equal > 0.9) | empty, 3),
+        in_a_row((equal > 0.9) | all_equal | empty, 3),
         lambda n: told if empty[n] else f"{equal[n]:.0%} of the selected in groups of equal rewards",
     )
 
@@ -147,8 +149,8 @@ def searches_fail(h: History) -> Finding:
 
 def episodes_fail(h: History) -> Finding:
     lost = np.diff(h.of("buffer/incomplete_groups"), prepend=0.0)
-    fires = lost >= h.limits.questions / 2
-    return Finding(fires, lambda n: f"{lost[n]:.0f} groups incomplete since the last step, of {h.limits.questions}")
+    fires = lost >= h.limits.groups / 2
+    return Finding(fires, lambda n: f"{lost[n]:.0f} groups incomplete since the last step, of {h.limits.groups}")
 
 
 def wasted_turns(h: History) -> Finding:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cusearch_async.algorithm.methods import METHODS, PlansRollouts
+
 Series = NDArray[np.float64]
 Fires = NDArray[np.bool_]
 MEMORY = 0.3
@@ -24,7 +26,8 @@ RISE = 0.02
 class Limits:
     """What rules need of a run's settings."""
 
-    questions: int
+    groups: int
+    """Of a step."""
     grad_clip: float
     buffer_bytes: float
     mismatch: float
@@ -35,7 +38,10 @@ class Limits:
         """Of a whole config, as TOML has it. Raises: KeyError, TypeError for another one."""
         mismatch = 1e-4 if settings["model"]["dtype"] == "float32" else 1e-3
         pool, learner, redis = settings["pool"], settings["learner"], settings["redis"]
-        return cls(int(pool["questions"]), float(learner["grad_clip"]), redis["max_mib"] * 2.0**20, mismatch)
+        kind, groups = METHODS.get(settings["method"]["name"]), int(pool["questions"])
+        if kind is not None and issubclass(kind, PlansRollouts):
+            groups = kind(None, int(settings["method"]["budget"])).questions(groups, int(pool["rollouts"]))
+        return cls(groups, float(learner["grad_clip"]), redis["max_mib"] * 2.0**20, mismatch)
 
 
 class History:
