@@ -32,7 +32,9 @@ SettingValues = Annotated[dict[str, Value], Dotted]
 """Dotted key of a setting -> its value."""
 Context = tuple[tuple[str, Any], ...]
 """Settings and their values."""
-OF_A_RUN = ("run.name", "run.folder", "run.seed", "redis.url", "retriever.url", "weights.folder")
+PLACES = ("weights.folder", "weights.objects", "learner.checkpoint_objects")
+"""Where each run of a study has a place below that of the configs."""
+OF_A_RUN = ("run.name", "run.folder", "run.seed", "redis.url", "retriever.url", *PLACES)
 """Settings that the study gives each of its runs."""
 
 
@@ -233,6 +235,8 @@ def _check_claim(claim: Claim, plan: Plan) -> None:
     for name, side in (("better", claim.better), ("than", claim.than), ("more_where", claim.more_where)):
         if not any(has(run, side) for run in plan.of(claim.part)):
             raise ConfigError(f"{about} has no run with its {name}: {_listed(side)}")
+    if claim.than and any(has(run, claim.better) and has(run, claim.than) for run in plan.of(claim.part)):
+        raise ConfigError(f"{about} compares runs with themselves: better and than name the same")
     for runs in plan.contexts(claim.part, claim.named).values():
         _check_questions(about, runs)
         for half, side in itertools.product(claim.halves(runs), claim.sides):

@@ -91,8 +91,9 @@ def figures_of(plan: Plan, tables: Tables) -> dict[str, tuple[Curve, list[Varian
 def _figure(part: Part, context: str, curve: Curve) -> str:
     words = [part.name, *context.replace(",", "").split(), *filter(None, [curve.name])]
     name = re.sub(r"[^\w.-]+", "-", "-".join(words))
-    shorter = f"{name[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())[:8]}"
-    return (name if len(name.encode()) <= 100 else shorter) + ".png"
+    whole = json.dumps([part.name, context, curve.name]).encode()
+    unlike = f"{name[:80]}-{xxhash.xxh3_64_hexdigest(whole)[:8]}"  # the part `a-depth` is no curve of the part `a`
+    return (name if len(name.encode()) <= 100 and "-" not in part.name else unlike) + ".png"
 
 
 def _head(plan: Plan, tables: Tables) -> str:

@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from cusearch_async.config import LOOPBACK
 from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import free_port, start_child
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.run.folder import STARTS, refuse_if_held
-from cusearch_async.study.plan import Plan, PlannedRun
+from cusearch_async.study.plan import PLACES, Plan, PlannedRun, value_of
 from cusearch_async.study.tables import Tables, done, failed
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ def run_all(
     continued. `on_done` is called with each run, its status or reason of failure, and its seconds."""
     for name, status in Tables.read(folder).statuses.items():
         if status == "done":
-            _remove(folder / WORK / name)
+            _remove(folder / WORK / name, plan.runs.get(name))
     for run in runs:
         where = folder / WORK / run.id
         reason, wall_s = _launch(plan, run, where)
@@ -59,14 +61,16 @@ def run_all(
             row.runs["reason"] = f"it had failed: {before}"
         tables.with_run(row).write(folder)
         if is_done:
-            _remove(where)
+            _remove(where, run)
         on_done(run, "done" if is_done else row.runs["reason"][0], wall_s)
 
 
-def _remove(where: Path) -> None:
-    """Of a run that is in the tables, all but its log."""
-    if where.exists():
-        shutil.rmtree(where)
+def _remove(where: Path, run: PlannedRun | None) -> None:
+    """Of a run that is in the tables, all but its log; what it has in an object store stays."""
+    weights = places_of(run).get("weights.folder") if run is not None else None
+    for folder in (where, *([Path(weights)] if weights else [])):
+        if folder.exists():
+            shutil.rmtree(folder)
     _seconds_path(where).unlink(missing_ok=True)
 
 
@@ -99,14 +103,27 @@ def _launch(plan: Plan, run: PlannedRun, where: Path) -> tuple[str, float]:
 
 def _command(plan: Plan, run: PlannedRun, where: Path) -> list[str]:
     own = {
-        "run.name": re.sub(r"[^A-Za-z0-9_.-]", "-", f"{plan.study.name}-{run.id}"),  # an own method has a colon
+        "run.name": f"{plan.study.name}-{_word(run.id)}",
         "run.folder": str(where),
         "redis.url": f"redis://127.0.0.1:{free_port()}/0",
-        "retriever.url": f"http://127.0.0.1:{free_port()}",
+        **places_of(run),
     }
+    if urlsplit(run.config.retriever.url).hostname in LOOPBACK:  # launch starts it with the settings of this run
+        own["retriever.url"] = f"http://127.0.0.1:{free_port()}"
     words = [word for key, value in own.items() for word in (f"--{key}", value)]
     launch = [sys.executable, "-m", "cusearch_async.cli.main", "launch", *map(str, plan.study.configs)]
     return [*launch, *run.arguments(), *words]
+
+
+def places_of(run: PlannedRun) -> dict[str, str]:
+    """Of PLACES, those that the configs of the study set."""
+    given = {key: value_of(run.config, key) for key in PLACES}
+    return {key: f"{str(value).rstrip('/')}/{_word(run.id)}" for key, value in given.items() if value}
+
+
+def _word(name: str) -> str:
+    """An own method has a colon."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
 
 
 def _wait_until_free(where: Path) -> None:

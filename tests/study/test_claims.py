@@ -160,6 +160,7 @@ def test_what_was_reported_of_no_setting_of_the_claim_is_refused(tmp_path):
         ('than = { "method.name" = "grpo_full" }', 'than = { "method.name" = "dapo" }', "its than: method.name = dapo"),
         ('than = { "method.name"', 'than = { "method.nam"', r"method\.nam: unknown key; did you mean method\.name"),
         ('measures = ["em_last"]', 'measures = ["em"]', "measures"),
+        ('= "grpo_full" }\n', '= "sdga_phase" }\n', "compares runs with themselves"),
         (
             '"sdga_phase" }',
             '"sdga_phase", "retriever.stochastic" = true }',

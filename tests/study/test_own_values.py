@@ -4,6 +4,8 @@ a config holds them. Hours of runs must not end without a report."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -61,6 +63,51 @@ def test_an_own_method_is_run_under_a_name_that_a_run_may_have(tmp_path):
         assert name.startswith("mine-")
         assert name.endswith(run.id[-8:])
     assert [one.name for one in compared(plan, tmp_path)] == ["grpo_full", OWN]
+
+
+def with_config(folder: Path, text: str) -> Plan:
+    own = folder / "own.toml"
+    own.write_text(text)
+    path = folder / "mine.toml"
+    grid, baseline = '"method.name" = ["grpo_full", "sdga_phase"]', '"method.name" = "grpo_full"'
+    base = BASE.format(grid=grid, baseline=baseline, settings="").replace('["atlas-hard"]', f'["atlas-hard", "{own}"]')
+    path.write_text(base, encoding="utf-8")
+    return read_plan(path)
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.5:8000", "http://127.0.0.1:8765"])
+def test_a_retriever_elsewhere_is_asked_and_one_here_is_started_for_each_run(tmp_path, url):
+    """All runs of a study searched the shipped atlas instead of the user's own corpus."""
+    plan = with_config(tmp_path, f'[retriever]\nurl = "{url}"\n')
+    words = [running._command(plan, run, tmp_path / "run") for run in plan.runs.values()]
+    assert ["--retriever.url" in each for each in words] == ["127" in url] * 2
+
+
+def test_places_of_a_config_have_one_for_each_run(tmp_path):
+    """The second run was refused in the first one's weights.folder."""
+    places = {"weights.folder": f"{tmp_path}/shm", "learner.checkpoint_objects": "s3://bucket/study/"}
+    plan = with_config(
+        tmp_path, f'[weights]\nfolder = "{tmp_path}/shm"\n[learner]\ncheckpoint_objects = "s3://bucket/study/"\n'
+    )
+    for run in plan.runs.values():
+        words = running._command(plan, run, tmp_path / "run")
+        for key, place in places.items():
+            assert words[words.index(f"--{key}") + 1] == f"{place.rstrip('/')}/{run.id}"
+        weights = tmp_path / "shm" / run.id
+        weights.mkdir(parents=True)
+        running._remove(tmp_path / "run", run)
+        assert not weights.exists()
+
+
+def test_the_figures_of_two_parts_have_two_names(tmp_path):
+    """The part `a-depth` had the name of a curve of the part `a`."""
+    names = [report._figure(part, "", curve) for part in parts_named("a", "a-depth", "a.b-tokens") for curve in CURVES]
+    assert len({*names}) == len(names)
+    assert names[:3] == [f"a{end}.png" for end in ("", *(f"-{curve.name}" for curve in CURVES[1:]))]
+
+
+def parts_named(*names: str) -> list[Any]:
+    return [SimpleNamespace(name=name) for name in names]
 
 
 def test_a_setting_that_only_own_methods_have_may_differ_between_parts(tmp_path):
