@@ -119,19 +119,22 @@ def _of_others(pools: Sequence[MeasuredPool], part: str) -> NDArray[np.float64]:
 
 def _at_equal(pools: Sequence[MeasuredPool], taken: Sequence[Chosen], size: int) -> list[float]:
     """Cosines of updates on `size` usable trajectories each, of one pool or several, with the reward gradient of the
-    pools that they are not of; a rest of fewer is left out."""
+    pools that they are not of; a rest of fewer is left out, and what is of all pools."""
     found = []
     own = np.stack([pool.reward_gradients["all"] for pool in pools])
     usable = [(pool, place) for pool, one in enumerate(taken) for place in np.flatnonzero(one.usable)]
     for first in range(0, len(usable) - size + 1, size):
-        update, others = np.zeros(own.shape[1]), own.sum(axis=0)
         members = usable[first : first + size]
-        for number in {pool for pool, _ in members}:
+        numbers = sorted({pool for pool, _ in members})
+        others = np.delete(own, numbers, axis=0)
+        if not len(others):
+            continue
+        update = np.zeros(own.shape[1])
+        for number in numbers:
             places = np.array([place for pool, place in members if pool == number])
             one = taken[number]
             update += pools[number].update(one.indices[places], one.advantages["raw"][places], "all")
-            others = others - own[number]
-        found.append(cosine(update, others))
+        found.append(cosine(update, others.sum(axis=0)))
     return found
 
 

@@ -90,6 +90,8 @@ def test_updates_at_equal_size_leave_out_the_pools_they_are_of():
         pool.gradients["all"][:, place] = pool.candidates.rewards
     figures = figures_of(method("grpo_full", 4), pools, seed=0, equal=GROUP)
     assert figures.at_equal == [0.0, 0.0]
+    both = figures_of(method("grpo_full", 4), pools, seed=0, equal=2 * GROUP)
+    assert both.at_equal == [], "an update of all pools has none to be compared with; it gave rounding errors"
 
 
 def test_the_memory_of_a_method_is_carried_from_pool_to_pool():
