@@ -77,7 +77,7 @@ FAMILIES = (
                 "0 or 1",
                 "SDGA-Phase: depth k+1 alone fills the budget ([why it matters](algorithm.md#the-phase-trap))",
             ),
-            Metric("selection/budget_filled", "share", "selected / K"),
+            Metric("selection/budget_filled", "ratio", "selected / K; above 1 where the whole pool is trained on"),
             Metric(
                 "selection/usable_share",
                 "share",
