@@ -23,15 +23,19 @@ pytestmark = pytest.mark.system  # it draws a whole report
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "replication"
-PLAN = ROOT / "cusearch_async" / "configs" / "studies" / "replication.toml"
+STUDIES = {"replication": FOLDER, "depth-first-lm": FOLDER / "depth-first-lm"}
 PAGE = ROOT / "docs" / "replication.md"
 MIDDLE = range(9, 16)
 """Learner steps in the middle of the training."""
 
 
+def file_of(study):
+    return ROOT / "cusearch_async" / "configs" / "studies" / f"{study}.toml"
+
+
 @cache
-def planned():
-    return read_plan(PLAN)
+def planned(study="replication"):
+    return read_plan(file_of(study))
 
 
 @pytest.fixture(scope="module")
@@ -46,24 +50,32 @@ def steps(tables):
     return tables.steps.merge(runs[["run", "method.name"]], on="run")
 
 
-def test_the_report_is_that_of_the_tables(tables):
-    plan = planned()
-    assert (FOLDER / "report.md").read_text(encoding="utf-8") == report_of(plan, tables)
-    assert {path.name for path in FOLDER.glob("figures/*")} == set(figures_of(plan, tables))
+@pytest.mark.parametrize(("study", "folder"), STUDIES.items(), ids=STUDIES)
+def test_the_report_is_that_of_the_tables(study, folder):
+    plan, tables = planned(study), Tables.read(folder)
+    assert (folder / "report.md").read_text(encoding="utf-8") == report_of(plan, tables)
+    assert {path.name for path in folder.glob("figures/*")} == set(figures_of(plan, tables))
 
 
 def checksum(*what):
     return xxhash.xxh3_64_hexdigest(json.dumps(what, sort_keys=True).encode())
 
 
-def test_measures_claims_and_runs_are_those_that_were_fixed():
+@pytest.mark.parametrize(
+    ("study", "of_claims", "of_runs"),
+    [
+        ("replication", "61d9b55a04029aab", "cf24af4abcd77a7f"),
+        ("depth-first-lm", "991915f17b94574f", "f4aa58f6ad656246"),
+    ],
+)
+def test_measures_claims_and_runs_are_those_that_were_fixed(study, of_claims, of_runs):
     """With the checksums of what stood in the file before the first run."""
-    file = read_file(PLAN)
+    file = read_file(file_of(study))
     claims = [claim.model_dump(mode="json", exclude={"reported"}) for claim in file.claim]
-    assert checksum(file.study.primary, claims) == "61d9b55a04029aab"
+    assert checksum(file.study.primary, claims) == of_claims
     parts = [part.model_dump(mode="json", include={"name", "seeds", "settings", "grid"}) for part in file.part]
-    assert checksum(file.settings, parts) == "cf24af4abcd77a7f"
-    assert read_file(FOLDER / "study.toml") == file
+    assert checksum(file.settings, parts) == of_runs
+    assert read_file(STUDIES[study] / "study.toml") == file
 
 
 MEASURES = ["EM at the end", "mean EM"]
@@ -107,7 +119,7 @@ def test_the_page_has_the_table_of_its_report():
 
 def test_what_the_pages_quote_is_in_the_report():
     """Each effect such as +0.005 [-0.010, +0.020], wherever a line breaks it."""
-    known = (FOLDER / "report.md").read_text(encoding="utf-8")
+    known = "".join((folder / "report.md").read_text(encoding="utf-8") for folder in STUDIES.values())
     quoted = []
     for page in (PAGE, ROOT / "README.md"):
         text = " ".join(page.read_text(encoding="utf-8").split())
@@ -199,8 +211,35 @@ def test_what_the_page_says_of_alignment():
     assert f"by {better} better than random selection" in " ".join(page.split())
 
 
-def test_no_number_is_a_negative_zero():
-    assert re.findall(r"\| -0\.0+ \|", (FOLDER / "report.md").read_text(encoding="utf-8")) == []
+def test_what_the_pages_say_of_the_real_model():
+    plan, tables = planned("depth-first-lm"), Tables.read(STUDIES["depth-first-lm"])
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    of = tables.runs.set_index("run")
+    found, after = {}, {}
+    for run in plan.of("third"):
+        if tables.statuses.get(run.id) != "done":
+            continue
+        key = run.config.method.mixed_groups_only, run.seed
+        row = of.loc[run.id]
+        found.setdefault(key, {})[run.config.method.name] = f"{row['em_last']:.2f}, {row['depth_last']:.1f}"
+        answers = tables.answers_of(run)
+        known = answers[answers["needed"] == 0].groupby("version")["em"].mean()
+        after[*key, run.config.method.name] = known.iloc[-1]
+        assert f"{row['em_first']:.2f} {known.iloc[0]:.2f}" == "0.43 0.97"
+    for (is_mixed, seed), one in found.items():
+        groups = "mixed" if is_mixed else "all"
+        assert f"| {groups} | {seed} | {one['sdga_phase']} | {one['random_siblings']} |" in page
+    assert len(after) == 6
+    assert f"{len(after)} of {len(plan.runs)} runs are done" in page
+    searching = sorted(known for (*_, method), known in after.items() if method == "sdga_phase" and known < 0.5)
+    assert "In two of its three runs" in page
+    assert f"the model had known: 0.97 right before, {searching[0]:.2f} and {searching[1]:.2f} after" in page
+    assert len(searching) == 2
+
+
+@pytest.mark.parametrize("folder", STUDIES.values(), ids=STUDIES)
+def test_no_number_is_a_negative_zero(folder):
+    assert re.findall(r"\| -0\.0+ \|", (folder / "report.md").read_text(encoding="utf-8")) == []
 
 
 def test_failed_runs_are_named_in_the_report(tables):
