@@ -3,18 +3,19 @@ interface."""
 
 from __future__ import annotations
 
+import asyncio
 from argparse import Namespace
 
 import pytest
 
-from cusearch_async.cli import buckets, buffer
+from cusearch_async.cli import buckets, buffer, launch
 from cusearch_async.cli.parts.opening import open_run, read_ledger
 from cusearch_async.cli.reset import count_keys, forget_keys
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.run.identity import Identity
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.interface import WorkerStatus
+from cusearch_async.transport.interface import LearnerStatus, WorkerStatus
 from docs.examples.one_process import RUNS
 from tests.strategies import make_trajectory
 
@@ -61,3 +62,20 @@ async def test_a_transport_that_there_is_not_is_refused_by_name(atlas_config):
     with pytest.raises(ConfigError, match=r"redis\.transport 'nats' is unknown; use one of redis, or your own as"):
         async with open_buffer(config):
             pass
+
+
+async def hold(config) -> None:
+    async with open_buffer(config, identity=Identity({}).in_folder(config.folder)) as buffer:
+        await buffer.recover(0)
+        await buffer.learner_heartbeat(LearnerStatus(epoch=1, host="h", pid=7, step=0))
+
+
+@pytest.mark.usefixtures("config")
+def test_a_run_that_is_alive_in_a_buffer_of_ones_own_is_not_launched_again(atlas_config, tmp_path):
+    """launch looked for a listener at redis.url instead, which is of no form here, and has none."""
+    overrides = ["--run.folder", str(tmp_path), "--redis.transport", "docs.examples.one_process:open_buffer"]
+    overrides += ["--redis.url", "sqlite:///buffer.db"]
+    asyncio.run(hold(load_config(atlas_config, overrides)))
+    arguments = Namespace(config=[atlas_config], accept_changes=False, take_over=False)
+    with pytest.raises(RunInUse, match=r"run 'atlas' is alive: the learner \(process 7 on h\); stop it first"):
+        launch.run(arguments, overrides)
