@@ -88,8 +88,10 @@ def select(
 
 
 def _in_python(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The same numbers, also where they were numpy's, which are not written as JSON."""
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in metrics.items()}
+    """The same numbers, also where they were numpy's, which are not written as JSON, or booleans, which a record's
+    numbers cannot be."""
+    numbers = {name: value.item() if isinstance(value, np.generic) else value for name, value in metrics.items()}
+    return {name: int(number) if isinstance(number, bool) else number for name, number in numbers.items()}
 
 
 def advantages_of(

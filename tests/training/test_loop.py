@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -129,6 +130,14 @@ def test_numpys_numbers_among_a_methods_metrics_can_be_written(config_of):
     method = Chooses(np.array([0, 1]), metrics=metrics)
     found = select(pool_of_8(), 3, method, NoMemory(), config_of().method, 0).metrics
     assert json.loads(json.dumps(found)) == {"mean": 0.5, "deepest": 3, "low": 0.25, "any": True, "own": 2}
+
+
+@pytest.mark.parametrize("value", [True, np.bool_(1)])
+def test_a_boolean_among_a_methods_metrics_leaves_the_record_readable(config_of, value):
+    """It was written, and no replay could read the step."""
+    method = Chooses(np.array([0, 1]), metrics={"any": value})
+    found = select(pool_of_8(), 3, method, NoMemory(), config_of().method, 0).metrics
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=dict[str, float]) == {"any": 1.0}
 
 
 class Plans(PlansRollouts[NoMemory]):
