@@ -176,6 +176,8 @@ class Environment:
             valid, prediction = bool(score.format_valid), score.prediction
         except (AttributeError, TypeError, ValueError) as error:
             raise EpisodeFailed(f"{about} must give a Score of numbers, got {score!r:.200}") from error
+        if numbers["em"] not in (0, 1) or not 0 <= numbers["f1"] <= 1:
+            raise EpisodeFailed(f"{about} must give an em of 0 or 1 and an f1 from 0 to 1, got {score!r:.200}")
         if not (prediction is None or isinstance(prediction, str)):
             raise EpisodeFailed(f"{about} must give a text or None as its prediction, got {prediction!r:.200}")
         answer = None if prediction is None else without_surrogates(prediction)

@@ -71,7 +71,7 @@ async def _with_attempts(
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return await runner.run(question, ticket, rollout, "evaluation", temperature)
-        except (EpisodeFailed, SearchRefused, TimeoutError) as error:
+        except (EpisodeFailed, InvalidTrajectory, SearchRefused, TimeoutError) as error:
             why = str(error) or type(error).__name__
             if attempt == ATTEMPTS:
                 raise EpisodeFailed(f"question {question.id} failed {ATTEMPTS} times: {why}") from error

@@ -260,7 +260,8 @@ class RolloutLoop:
         except tuple(_FAILED) as error:
             grant.has_failed = True
             why = str(error) or type(error).__name__
-            self._activity.failures.add(_FAILED[type(error)], slot.ticket, slot.rollout, why)
+            kind = next(kind for failed, kind in _FAILED.items() if isinstance(error, failed))
+            self._activity.failures.add(kind, slot.ticket, slot.rollout, why)
         except CusearchError:
             raise
         except Exception:

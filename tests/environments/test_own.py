@@ -320,6 +320,13 @@ async def test_what_comparisons_and_numpy_give_is_a_score():
     assert [type(value) for value in (score.reward, score.em, score.f1, score.format_valid)] == [float] * 3 + [bool]
 
 
+@pytest.mark.parametrize(("em", "f1"), [(100.0, 0.5), (0.5, 0.5), (1.0, 66.7), (0.0, -0.1), (float("nan"), 0.0)])
+async def test_a_score_in_per_cent_is_refused(em, f1):
+    """Curves showed 100, and comparisons of answers counted it as wrong."""
+    with pytest.raises(EpisodeFailed, match="must give an em of 0 or 1 and an f1 from 0 to 1, got Score"):
+        await comparing(Score(reward=1.0, em=em, f1=f1, prediction="7")).final_score(None)
+
+
 def test_lists_of_an_agents_settings_may_be_text_with_commas():
     """From the command line they could not be given."""
     own = AgentSettings(command="python,x.py", passes="A,B", tools="search", ignores=["a,b"])

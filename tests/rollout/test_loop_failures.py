@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import traceback
 
+import aiohttp
 import pytest
 
 from cusearch_async.errors import ConfigError, EpisodeFailed, InvalidTrajectory, RetrievalUnavailable, SearchRefused
@@ -18,6 +19,10 @@ from tests.transport.conftest import RedisBackend
 from tests.transport.filling import start
 
 
+class ToolBroke(EpisodeFailed):
+    """An error of a user's own environment."""
+
+
 def bug() -> TypeError:
     return TypeError("'NoneType' object is not subscriptable")
 
@@ -28,6 +33,8 @@ def bug() -> TypeError:
         (TimeoutError("it took longer than episode.timeout_s (600 s)"), "timeout"),
         (SearchRefused("it is refused (422)"), "search"),
         (EpisodeFailed("question 'q' makes a prompt of 600 tokens"), "episode"),
+        (aiohttp.ServerTimeoutError("a tool's server was silent"), "timeout"),
+        (ToolBroke("the calculator is out of ink"), "episode"),
     ],
 )
 async def test_a_fault_in_the_data_fails_one_episode_is_named_and_counted(parts, caplog, error, kind):
