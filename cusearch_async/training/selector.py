@@ -76,7 +76,8 @@ def select(
 
     Raises: MethodFailed for one that is not a selection from this pool."""
     selection = method.select(pool, memory, stream(Stream.SELECTION, seed, step))
-    problem = selection.problem(len(pool.depths))
+    is_one = isinstance(selection, Selection)
+    problem = selection.problem(len(pool.depths)) if is_one else f"{selection!r:.200}, which is no Selection"
     if problem:
         raise MethodFailed(f"step {step}: method.name {settings.name}: select() gave {problem}")
     selection = replace(selection, metrics=_in_python(selection.metrics))
@@ -101,10 +102,11 @@ def advantages_of(
 
     Raises: MethodFailed unless there is a finite one for each."""
     found = method.advantages(pool, indices, settings.singleton, settings.advantage_std)
-    if np.shape(found.values) != np.shape(indices) or not np.isfinite(found.values).all():
+    values = found.values if isinstance(found, Advantages) else None
+    if not isinstance(values, np.ndarray) or values.shape != indices.shape or not np.isfinite(values).all():
         raise MethodFailed(
-            f"step {step}: method.name {settings.name}: advantages() must give one finite number for each of the "
-            f"{len(indices)} selected trajectories, got {np.asarray(found.values).tolist()!r:.200}"
+            f"step {step}: method.name {settings.name}: advantages() must give Advantages with an array of one finite "
+            f"number for each of the {len(indices)} selected trajectories, got {found!r:.200}"
         )
     return found
 

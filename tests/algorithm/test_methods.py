@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -70,6 +71,25 @@ def test_what_a_method_remembers_survives_as_text(name, pool, budget):
     assert method.decode(method.encode(memory), pool.s_max) == memory
     assert method.fields(memory) == ({"phase": memory.phase} if isinstance(method, SdgaPhase) else {})
     assert method.decode("", pool.s_max) == method.Memory()
+
+
+def test_numbers_that_a_memory_inherits_are_shown_too():
+    class Faster(SdgaMemory):
+        speed: float = 0.5
+        name: str = "x"
+
+    @dataclass(slots=True)
+    class Slow:
+        speed: float = 0.25
+
+    class Own(SdgaPhase):
+        Memory = Faster
+
+    class Plain(SdgaPhase):
+        Memory = Slow
+
+    assert Own(Own.Settings(), 1).fields(Faster(phase=3)) == {"phase": 3, "speed": 0.5}
+    assert Plain(Plain.Settings(), 1).fields(Slow()) == {"speed": 0.25}
 
 
 @given(candidates(), BUDGET)

@@ -103,6 +103,7 @@ class Chooses(Method[NoMemory]):
         (np.array([0, 2, 2, 3]), "the index 2 after 2; they must ascend, each once"),
         (np.array([3] * 16), "the index 3 after 3"),
         (np.array([2, 1]), "the index 1 after 2; they must ascend"),
+        (np.array([2, 1], dtype=np.uint64), "the index 1 after 2; they must ascend"),
         (np.array([0, 8]), "the index 8; a pool of 8 trajectories has 0 to 7"),
         (np.array([-1, 3]), "the index -1; a pool of 8"),
         (np.array([[0, 1]]), "its indices must be a one-dimensional numpy array of integers"),
@@ -122,6 +123,29 @@ def test_what_is_no_selection_from_the_pool_is_refused(config_of, indices, probl
 def test_a_metric_that_is_no_finite_number_is_refused(config_of, value):
     with pytest.raises(MethodFailed, match=r"^step 3: .* as its metric 'mean', which must be a finite number$"):
         select(pool_of_8(), 3, Chooses(np.array([0, 1]), metrics={"mean": value}), NoMemory(), config_of().method, 0)
+
+
+def test_a_metric_of_every_step_is_refused(config_of):
+    """It took the place of the documented figure in every row, and of what an alarm looks at."""
+    with pytest.raises(MethodFailed, match=r"a metric 'coverage', which every step has already; name it otherwise$"):
+        select(pool_of_8(), 3, Chooses(np.array([0]), metrics={"coverage": 1}), NoMemory(), config_of().method, 0)
+
+
+def test_what_is_no_selection_at_all_is_refused(config_of):
+    class Forgets(Chooses):
+        def select(self, pool, memory, rng):
+            self.indices = self.indices[:1]
+
+    with pytest.raises(MethodFailed, match=r"select\(\) gave None, which is no Selection$"):
+        select(pool_of_8(), 3, Forgets(np.array([0, 1])), NoMemory(), config_of().method, 0)
+
+
+@pytest.mark.parametrize("given", [np.zeros(2), Advantages([0.5, 0.5], 0.0, 0.0), None])
+def test_what_are_no_advantages_is_refused(config_of, given):
+    method = Chooses(np.array([0, 1]))
+    method.advantages = lambda *_: given
+    with pytest.raises(MethodFailed, match="must give Advantages with an array of one finite number for each of the 2"):
+        advantages_of(method.indices, pool_of_8(), 3, method, config_of().method)
 
 
 def test_numpys_numbers_among_a_methods_metrics_can_be_written(config_of):

@@ -7,6 +7,7 @@ carry as text. A selection is a pure function of pool, memory and `rng`, which t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -62,6 +63,10 @@ class MethodSettings(Settings):
     """A method's own settings: keys of the config's [method], in addition to the shared ones."""
 
 
+METRICS_OF_ALL = frozenset({"budget_filled", "coverage", "coverage_of_best", "singleton_mass", "usable_share"})
+"""What is logged under `selection/...` whatever the method."""
+
+
 class NoMemory(msgspec.Struct, frozen=True):
     pass
 
@@ -87,11 +92,13 @@ class Selection(Generic[M]):
         outside = indices[(indices < 0) | (indices >= size)]
         if outside.size:
             return f"the index {outside[0]}; a pool of {size} trajectories has 0 to {size - 1}"
-        steps = np.diff(indices)
-        if (steps <= 0).any():
-            i = int(np.flatnonzero(steps <= 0)[0])
+        falls = np.flatnonzero(indices[1:] <= indices[:-1])
+        if falls.size:
+            i = int(falls[0])
             return f"the index {indices[i + 1]} after {indices[i]}; they must ascend, each once"
         for name, value in self.metrics.items():
+            if name in METRICS_OF_ALL:
+                return f"a metric {name!r}, which every step has already; name it otherwise"
             if not isinstance(value, int | float | np.number | np.bool_) or not np.isfinite(value):
                 return f"{value!r:.200} as its metric {name!r}, which must be a finite number"
         return None
@@ -137,7 +144,9 @@ class Method(Generic[M]):
 
     def fields(self, memory: M) -> dict[str, float]:
         """The numbers among the memory's fields."""
-        found = {name: getattr(memory, name) for name in self.Memory.__annotations__}
+        is_struct = isinstance(memory, msgspec.Struct)
+        kept = msgspec.structs.fields(self.Memory) if is_struct else dataclasses.fields(self.Memory)
+        found = {one.name: getattr(memory, one.name) for one in kept}
         return {name: value for name, value in found.items() if type(value) in (int, float)}
 
 
