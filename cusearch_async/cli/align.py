@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from cusearch_async.algorithm.methods import method_class
 from cusearch_async.cli.parts.arguments import add_trust, at_least
 from cusearch_async.cli.parts.passes import answering_search, run_passes_with
 from cusearch_async.config import Config, MethodConfig, load_config
@@ -107,8 +108,10 @@ def _counts(figures: Figures) -> dict[str, float]:
 
 def _method(config: Config, name: str, budget: int) -> MethodConfig:
     overrides = ["--method.budget", str(budget), "--loss.minibatch", str(budget)]
-    overrides += ["--method.mixed_groups_only", "true"] if name.endswith(MIXED) else []
-    return with_method(config, name.removesuffix(MIXED), overrides).method
+    name, is_mixed = name.removesuffix(MIXED), name.endswith(MIXED)
+    if is_mixed or "mixed_groups_only" in method_class(name).Settings.model_fields:
+        overrides += ["--method.mixed_groups_only", str(is_mixed).lower()]  # whatever the run's own method has
+    return with_method(config, name, overrides).method
 
 
 def measured(config: Config, model: str, step: int, count: int) -> list[MeasuredPool]:

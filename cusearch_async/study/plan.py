@@ -328,6 +328,7 @@ def _id_of(config: Config) -> str:
     for key in OF_A_RUN:
         section, name = key.split(".")
         whole.get(section, {}).pop(name, None)
+    whole = {section: values for section, values in whole.items() if values != {}}  # of nothing but such keys
     digest = xxhash.xxh3_64_hexdigest(json.dumps(whole, sort_keys=True).encode())[:8]
     return f"{config.method.name}-s{config.run.seed}-{digest}"
 

@@ -84,6 +84,9 @@ def terms(course: Course, trained: Sequence[Trajectory], config: Config) -> dict
         **fixed_terms(config),
         "model.path": config.model.path,
         "run.seed": str(config.run.seed),
+        "learner.weight_decay": str(config.learner.weight_decay),
+        "learner.grad_clip": str(config.learner.grad_clip),
+        "learner.deepspeed.grad_accum_dtype": str(config.learner.deepspeed.grad_accum_dtype),
         "demonstrations": f"{len(trained)} ({tokens.hexdigest()})",
         **{f"--{name.replace('_', '-')}": str(value) for name, value in asdict(course).items()},
     }

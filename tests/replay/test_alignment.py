@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cusearch_async.cli import align
 from cusearch_async.config import load_config
 from cusearch_async.replay.alignment import MeasuredPool, chosen_by, cosine, figures_of
 from cusearch_async.replay.selection import with_method
@@ -102,3 +103,14 @@ def test_the_memory_of_a_method_is_carried_from_pool_to_pool():
     alone = [next(iter(chosen_by(settings, [pool], seed=0))).indices.tolist() for pool in pools]
     assert in_a_row[0] == alone[0]
     assert in_a_row[1:] != alone[1:]
+
+
+@pytest.mark.parametrize("of_the_run", ["sdga_phase", "grpo_full"])
+def test_only_a_method_that_is_named_so_leaves_equal_groups_out(of_the_run):
+    """Of a run with method.mixed_groups_only both rows of its method were the filtered one."""
+    config = with_method(load_config(Path("atlas")), of_the_run, ["--method.budget", "24", "--loss.minibatch", "24"])
+    if of_the_run == "sdga_phase":
+        config = with_method(config, None, ["--method.mixed_groups_only", "true"])
+    for name, is_mixed in (("sdga_phase", False), ("sdga_phase/mixed", True), ("sdga_auto", False)):
+        assert align._method(config, name, 12).mixed_groups_only is is_mixed
+    assert align._method(config, "grpo_full", 12).name == "grpo_full"

@@ -46,6 +46,23 @@ def test_a_run_of_two_parts_has_its_settings_as_either_writes_them(tmp_path):
         assert has(run, {"learner.lr": 2e-5})
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("run.folder", "/tmp/x"),
+        ("redis.url", "redis://127.0.0.1:7000/0"),
+        ("retriever.url", "http://127.0.0.1:7001"),
+        ("weights.folder", "/dev/shm/x"),
+        ("learner.checkpoint_objects", "s3://bucket/x"),
+    ],
+)
+def test_where_runs_keep_their_files_makes_them_no_others(tmp_path, key, value):
+    """A section of nothing else stayed, empty, and all runs that were done were made again."""
+    (tmp_path / "places.toml").write_text(f'{key} = "{value}"\n')
+    configs = ('configs = ["atlas"]', f'configs = ["atlas", "{tmp_path}/places.toml"]')
+    assert [*plan_of(tmp_path, configs).runs] == [*plan_of(tmp_path).runs]
+
+
 def test_training_data_may_differ_where_the_held_out_questions_are_a_suite(tmp_path):
     """Before, they were said to be scored on others."""
     for name in ("a", "b", "suite"):

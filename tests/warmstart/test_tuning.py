@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cusearch_async.config import load_config
-from cusearch_async.warmstart.tuning import Course, tuning_config
+from cusearch_async.warmstart.tuning import Course, terms, tuning_config
 from tests.strategies import make_trajectory
 
 COURSES = st.builds(
@@ -52,3 +53,14 @@ def test_the_loss_of_a_warm_start_has_none_of_the_runs_corrections(tmp_path):
     assert (config.loss.aggregation, config.loss.minibatch, config.loss.ratio) == ("token-mean", 8, "token")
     assert config.episode.temperature == 1
     assert (config.learner.lr, config.run.steps, config.folder) == (3e-4, 40, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("weight_decay", "0.25"), ("grad_clip", "0.25"), ("deepspeed.grad_accum_dtype", "bf16"), ("trained_layers", "1")],
+)
+def test_a_warm_start_with_another_optimizer_is_another(key, value):
+    """One that was killed went on with the other settings, and a finished one was taken for theirs."""
+    course = Course(8, 1, 3e-4, 0.1)
+    one, other = (load_config(Path("atlas"), given) for given in ([], [f"--learner.{key}", value]))
+    assert terms(course, [], one) != terms(course, [], other)
