@@ -43,10 +43,19 @@ class Copies(ABC):
         """Of the versions there, oldest first. Raises: WeightsUnavailable."""
 
     @abstractmethod
-    async def fetch(self, name: str, file: str, target: Path, tensors: ArrivingTensors | None = None) -> None:
-        """Write a file of a version to `target`, each piece after it was given to `keep`.
+    async def receive(self, name: str, file: str, into: BinaryIO, tensors: ArrivingTensors | None) -> None:
+        """Give each piece of a version's file to `keep`. Raises: WeightsUnavailable; BadTensorFile; WriteFailed."""
 
-        Raises: WeightsUnavailable; BadTensorFile; WriteFailed."""
+    async def fetch(self, name: str, file: str, target: Path, tensors: ArrivingTensors | None = None) -> None:
+        """Write a version's file to `target`; `tensors` checks it. Raises: as `receive`."""
+        try:
+            into = target.open("wb")
+        except OSError as error:
+            raise write_failed(target, error) from error
+        with into:
+            await self.receive(name, file, into, tensors)
+        if tensors is not None:
+            tensors.finish()
 
     async def fetch_difference(self, name: str, manifest: Manifest, folder: Path) -> bool:
         """Whether the file of tensors is in `folder`, made from another version here and what has changed."""
@@ -59,7 +68,10 @@ class Copies(ABC):
         """Fetches the version, unless another process with this folder has, and the copy is intact. Raises:
         WeightsUnavailable; ConfigError where this process is refused; WriteFailed."""
         directory = self._store.directory(name)
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_failed(directory, error) from error
         async with _alone(directory.parent / ".lock"):
             manifest = await self._copy_of(name, directory)
             if manifest is None:

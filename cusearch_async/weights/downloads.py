@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import aiohttp
 
@@ -102,27 +102,24 @@ class Downloads(Copies):
         log.info("%s: %.1f of %.1f MiB downloaded, from %s", name, sent / MIB, whole.stat().st_size / MIB, base)
         return True
 
-    async def fetch(self, name: str, file: str, target: Path, tensors: ArrivingTensors | None = None) -> None:
+    async def receive(self, name: str, file: str, into: BinaryIO, tensors: ArrivingTensors | None) -> None:
         """Resumes a lost connection at the next byte."""
         failures = 0
-        with target.open("wb") as into:
-            while True:
-                began = into.tell()
-                try:
-                    headers = {"Range": f"bytes={began}-"} if began else {}
-                    async with self._get(f"/{name}/{file}", headers) as response:
-                        async for piece in response.content.iter_chunked(PIECE_BYTES):
-                            await asyncio.to_thread(keep, piece, into, tensors)
-                    break
-                except _NotYet:
-                    await asyncio.sleep(RETRY_S)
-                except WeightsUnavailable:
-                    failures = failures + 1 if into.tell() == began else 0
-                    if into.tell() == 0 or failures == ATTEMPTS:
-                        raise
-                    await asyncio.sleep(RETRY_S)
-        if tensors is not None:
-            tensors.finish()
+        while True:
+            began = into.tell()
+            try:
+                headers = {"Range": f"bytes={began}-"} if began else {}
+                async with self._get(f"/{name}/{file}", headers) as response:
+                    async for piece in response.content.iter_chunked(PIECE_BYTES):
+                        await asyncio.to_thread(keep, piece, into, tensors)
+                return
+            except _NotYet:
+                await asyncio.sleep(RETRY_S)
+            except WeightsUnavailable:
+                failures = failures + 1 if into.tell() == began else 0
+                if into.tell() == 0 or failures == ATTEMPTS:
+                    raise
+                await asyncio.sleep(RETRY_S)
 
     async def _json(self, path: str, **query: str) -> Any:
         async with self._get(path, query=query) as response:

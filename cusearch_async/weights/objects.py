@@ -15,10 +15,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WeightsUnavailable, WriteFailed
-from cusearch_async.files import write_failed
 from cusearch_async.objects import Objects
 from cusearch_async.run.folder import MARKER, marker_in, read_marker
 from cusearch_async.weights.copies import Copies, keep
@@ -144,14 +144,7 @@ class ObjectCopies(Copies):
         files = await asyncio.to_thread(versions_in, self._objects)
         return sorted((name for name, of in files.items() if MANIFEST in of), key=order_of)
 
-    async def fetch(self, name: str, file: str, target: Path, tensors: ArrivingTensors | None = None) -> None:
-        try:
-            into = target.open("wb")
-        except OSError as error:
-            raise write_failed(target, error) from error
-        with into:
-            async with aclosing(self._objects.pieces(f"{name}/{file}")) as pieces:
-                async for piece in pieces:
-                    await asyncio.to_thread(keep, piece, into, tensors)
-        if tensors is not None:
-            tensors.finish()
+    async def receive(self, name: str, file: str, into: BinaryIO, tensors: ArrivingTensors | None) -> None:
+        async with aclosing(self._objects.pieces(f"{name}/{file}")) as pieces:
+            async for piece in pieces:
+                await asyncio.to_thread(keep, piece, into, tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import resource
 import shutil
 import signal
@@ -237,6 +238,24 @@ async def test_a_full_disk_keeps_its_name_and_leaves_nothing(site):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert site.downloaded() == set()
         assert same(await downloads.open(name), tensors(1))
+
+
+async def test_a_disk_that_can_no_longer_be_written_is_named_where_a_copy_is_there_already(site, monkeypatch):
+    """A worker that began again ended with a traceback, where one with a full disk waits."""
+    name = site.publish(1)
+    async with site.learner.serving(), site.host() as downloads:
+        await downloads.open(name)
+    opened = Path.open
+
+    def read_only(path, mode="r", *more, **others):
+        if "w" in mode and MANIFEST in path.name:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, mode, *more, **others)
+
+    monkeypatch.setattr(Path, "open", read_only)
+    async with site.learner.serving(), site.host() as again:
+        with pytest.raises(WriteFailed, match=r"^cannot write .*manifest.json: Read-only file system$"):
+            await again.open(name)
 
 
 async def test_what_a_killed_process_left_is_removed_by_the_next_download(site):
