@@ -34,7 +34,10 @@ async def serve(application: web.Application, url: str, key: str, token: str = "
     except OSError as error:
         at = f"port {port}" if host == LOOPBACK[0] else f"{host}, port {port}"
         raise ConfigError(f"{key}: cannot listen on {at} ({error.strerror or error}); choose another") from error
-    log.info("listening at %s", url)
+    if host == LOOPBACK[0] and asked not in LOOPBACK:
+        log.warning("listening on loopback alone, at http://%s:%d: %s must lead there, by a proxy", host, port, url)
+    else:
+        log.info("listening at %s", url)
     await stop.wait()
     await runner.cleanup()
 

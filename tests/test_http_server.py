@@ -44,6 +44,15 @@ async def test_a_server_whose_address_is_ipv6s_loopback_listens_there():
     await serving
 
 
+async def test_a_server_that_listens_elsewhere_than_its_address_says_where(caplog):
+    port = free_port()
+    serving = asyncio.create_task(serve(web.Application(), f"http://retriever.test:{port}", "retriever.url"))
+    await wait_until_async(lambda: asyncio.to_thread(is_listening, f"http://127.0.0.1:{port}"), 20)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+    assert f"loopback alone, at http://127.0.0.1:{port}: http://retriever.test:{port} must lead there" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

@@ -93,6 +93,10 @@ def own_retriever(config: Config, folder: Path, overrides: list[str]) -> Iterato
     if not config.uses_retriever or (is_listening(config.retriever.url) and not is_another):
         yield config
         return
+    if "--retriever.url" in retriever:
+        raise RetrievalUnavailable(
+            f"nothing listens at --retriever.url {config.retriever.url}; start a retriever there"
+        )
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "cusearch_async.cli.main", "worker", "retriever", str(folder / "config.toml")]
     with tempfile.NamedTemporaryFile(suffix=".log") as log:

@@ -7,6 +7,7 @@ import functools
 
 from cusearch_async.cli.parts.arguments import add_accept_changes, add_config
 from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.entry import exit_with_one_line, log_to_stderr
 from cusearch_async.lifecycle.launcher import launched_ranks
 from cusearch_async.processes.start import PROCESSES
@@ -31,6 +32,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if name == "learner":
         process = functools.partial(process, accept_changes=arguments.accept_changes)
     with exit_with_one_line(name):
+        if arguments.gpu and name in ("retriever", "relay"):
+            raise ConfigError(f"the {name} takes no --gpu; learner, rollout workers and evaluator do")
+        if arguments.accept_changes and name != "learner":
+            raise ConfigError(f"only the learner takes --accept-changes; the {name} follows it")
         config = load_config(arguments.config, overrides)
         if name == "learner":
             config = load_config(arguments.config, [*overrides, *launched_ranks(config.learner)])

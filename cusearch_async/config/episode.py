@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from pydantic import Field, create_model, field_validator, model_validator
@@ -60,7 +61,7 @@ class SharedEnvironmentConfig(Extensible):
     """One environment of the run, under a label that you choose."""
 
     name: Shared[str] = "search"
-    """The environment: `search`, or your own as package.module:Class."""
+    """The environment: `search`, `agent` for a program of yours, or your own as package.module:Class."""
     share: Shared[int] = Field(1, ge=1)
     """Its share of the tickets: with shares 3 and 1, the first environment has three of four."""
     source: Sources = ()
@@ -85,6 +86,9 @@ class SharedEnvironmentConfig(Extensible):
             self.own, self.own_reward  # noqa: B018  (they raise)
         except ConfigError as error:
             raise ValueError(str(error)) from error
+        for setting in ("agent", "command", "remote"):
+            if (program := getattr(self, setting, None)) and setting not in self.own_kind.model_fields:
+                raise ValueError(f'{setting} = {program!r} is for name = "agent", got name = {json.dumps(self.name)}')
         return self
 
     @property

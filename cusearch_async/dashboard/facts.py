@@ -25,7 +25,7 @@ MOST_POINTS = 1000
 SHORT = ("reward/em", "reward/all", "depth/mean", "groups/mixed_share", "staleness/mean", "train/entropy")
 SHORT_POINTS = 300
 """Curves and points in the list of runs."""
-MOST_OVER = 20
+MOST_OVER = 3
 """Alarms on the page that fire no more."""
 MOST_DEPTHS = 1000
 """Searches of an episode; a question with more is damaged."""
@@ -56,7 +56,7 @@ def news(run: KeptRun) -> Json:
         "questions": questions,
         "scores": scored,
         "lag": lag(run),
-        "alarms": shown_alarms(run),
+        **shown_alarms(run),
         "rules": [rule_shown(rule) for rule in RULES],
         "healthy": healthy(run.settings),
         "settings": [[key, json.dumps(value)] for key, value in flat(run.settings) if key not in HOOKS],
@@ -217,13 +217,13 @@ def firing(run: KeptRun) -> list[str]:
     return [alarm.rule.name for alarm in alarms(run) or () if alarm.is_firing]
 
 
-def shown_alarms(run: KeptRun) -> list[Json] | None:
-    """Those that fire, and the newest of the others."""
+def shown_alarms(run: KeptRun) -> Json:
+    """Those that fire, and the newest of the others, which are counted; None where they are not known."""
     found = alarms(run)
     if found is None:
-        return None
-    kept = [alarm for alarm in found if alarm.is_firing] + [alarm for alarm in found if not alarm.is_firing][:MOST_OVER]
-    return [alarm_shown(alarm, run.folder) for alarm in kept]
+        return {"alarms": None, "alarms_over": None}
+    now, over = ([alarm for alarm in found if alarm.is_firing is fires] for fires in (True, False))
+    return {"alarms": [alarm_shown(alarm, run.folder) for alarm in [*now, *over[:MOST_OVER]]], "alarms_over": len(over)}
 
 
 def lag(run: KeptRun) -> Json | None:

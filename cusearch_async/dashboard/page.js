@@ -282,7 +282,7 @@ function alarmPanel() {
   const note = `${data.rules.length} rules, ${count ? `${count} fire` : "none fires"}`;
   const now = troubles.map((one) => make("div", { class: "alarm" }, make("p", {}, make("b", { class: "bad", text: one.name.replaceAll("_", " ") }), ` ${one.text}`)));
   const body = count ? [...now, ...alarmList(firing)] : [make("p", { class: "ok", text: data.rows.step.length ? "✓ nothing looks wrong" : "no step is done yet" })];
-  if (over.length) body.push(make("p", { class: "faint", text: `earlier: ${over.length}` }), ...alarmList(over.slice(0, 3)));
+  if (over.length) body.push(make("p", { class: "faint", text: `earlier: ${data.alarms_over}` }), ...alarmList(over));
   return ofNow("alarms", panel("Alarms", note, ...body));
 }
 

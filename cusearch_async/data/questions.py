@@ -11,7 +11,7 @@ from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.atlas import prose
 from cusearch_async.atlas.facts import load_facts
 from cusearch_async.atlas.questions import WORLDS, World, test_chains, train_questions
-from cusearch_async.config import Config, EvalConfig
+from cusearch_async.config import EMBEDDED, Config, EvalConfig
 from cusearch_async.data.columns import shown
 from cusearch_async.data.files import HUB, locate, read_rows
 from cusearch_async.data.rows import Origin, can_be_answered, origin_of, parse_row
@@ -23,6 +23,8 @@ from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
 
+BESIDE_SCORES = frozenset({"step", "epoch", "seconds", "each"})
+"""What else a row of eval.jsonl has."""
 SUITE = {
     "nq": ("nq/test.jsonl", 3610),
     "triviaqa": ("triviaqa/test.jsonl", 11313),
@@ -118,7 +120,10 @@ def _of_suite(settings: EvalConfig) -> list[Question]:
             chosen = stream(Stream.EVALUATED, 0).choice(len(found), size=settings.limit, replace=False)
             found = [found[i] for i in sorted(chosen.tolist())]
         questions += found
-    if "all" in (names := {question.category for question in questions}) and len(names) > 1:
+    names = {question.category for question in questions}
+    if taken := sorted(names & BESIDE_SCORES):
+        raise ConfigError(f"eval.suite has questions of the source {taken[0]!r}, a column of eval.jsonl; rename it")
+    if "all" in names and len(names) > 1:
         raise ConfigError("eval.suite has questions of the source 'all', the name of all sources together; rename it")
     return _unique(questions)
 
@@ -126,6 +131,13 @@ def _of_suite(settings: EvalConfig) -> list[Question]:
 def asks_of_atlas(config: Config) -> bool:
     """Whether an environment's questions are those of an embedded world."""
     return any(source in WORLDS for label in config.environment for source in config.sources_of(label))
+
+
+def searches_another_world(config: Config) -> bool:
+    """Whether our retriever would search the passages of an embedded world, and no question is of one."""
+    retriever = config.retriever
+    is_embedded = retriever.backend in ("bm25", "dense") and retriever.corpus in EMBEDDED
+    return config.uses_retriever and is_embedded and not asks_of_atlas(config)
 
 
 def has_held_out(config: Config) -> bool:

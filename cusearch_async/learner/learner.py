@@ -91,8 +91,8 @@ class DeepSpeedLearner:
         self._engine = DeepSpeedEngine(self._module, config.learner, config.model.dtype)
         self._device = self._engine.device
         self._lent = threading.Lock()
-        self.waited_s = 0.0
         """Held while the parameters are lent, and while an optimizer step changes them."""
+        self.waited_s = 0.0
         self._captures = 0
         self._reference = self._load_reference(copied) if has_reference else None
 

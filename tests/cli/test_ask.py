@@ -75,6 +75,16 @@ def test_a_retriever_that_does_not_start_is_told_with_its_reason(config):
         pass
 
 
+def test_a_retriever_that_is_asked_for_and_silent_is_named(config):
+    """Before, one was started, with the address given twice."""
+    url = config.retriever.url
+    with (
+        pytest.raises(RetrievalUnavailable, match=f"^nothing listens at --retriever.url {url}; start a retriever"),
+        ask.own_retriever(config, config.folder, ["--retriever.url", url]),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("overrides", "is_own"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -73,6 +74,18 @@ def test_held_out_questions_that_nobody_has_named_are_said(tmp_path, every, stat
     assert findings(*own, "--eval.suite", "hf:a/b/c.jsonl")["eval.suite"].status == "not reachable"
     found = findings(*own)["eval.suite"]
     assert (found.status, "names no held-out questions" in found.text) == (status, True)
+
+
+def test_a_retriever_that_would_search_an_embedded_world_for_other_questions_is_said(tmp_path, atlas_config):
+    """`init --passages URL` leaves the corpus as shipped: with that server down, launch starts ours on the atlas."""
+    data = tmp_path / "mine.jsonl"
+    data.write_text('{"question": "who", "golden_answers": ["me"]}\n')
+    mine = ("--data.source", str(data), "--retriever.url", f"http://127.0.0.1:{free_port()}")
+    found = findings(*mine, path=atlas_config)["retriever.corpus"]
+    assert (found.status, "the questions are others" in found.text) == ("warning", True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = ("--retriever.url", f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert findings(*mine[:2], *taken, path=atlas_config)["retriever.corpus"].status == "ok"
 
 
 def test_a_simulated_engine_needs_no_corpus():

@@ -362,6 +362,17 @@ def test_a_retriever_that_is_there_already_is_used_and_named(config, caplog):
     assert f"reusing the retriever already running at {config.retriever.url}" in caplog.text
 
 
+def test_a_retriever_is_not_started_on_an_embedded_world_without_a_word(config, caplog, monkeypatch):
+    fleet = Unstarted(config)
+    monkeypatch.setattr(fleet, "_wait_for_service", lambda *_: None)
+    fleet.start_services()
+    assert "and no question is of it" not in caplog.text
+    fleet = Unstarted(config.model_copy(update={"data": config.data.model_copy(update={"source": ("mine.jsonl",)})}))
+    monkeypatch.setattr(fleet, "_wait_for_service", lambda *_: None)
+    fleet.start_services()
+    assert "searches the embedded world atlas, and no question is of it" in caplog.text
+
+
 def test_a_folder_has_one_launch_at_a_time(fleet, config, atlas_config):
     with pytest.raises(RunInUse, match="is in use: a launch or a demo runs in it"), Fleet(config):
         pass

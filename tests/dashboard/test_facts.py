@@ -67,6 +67,15 @@ def test_an_alarm_has_its_evidence_and_a_command_with_the_runs_folder(config):
     assert alarms["stops_searching"]["look"] == f"cusearch trace {config.folder} --step 6"
 
 
+def test_alarms_that_are_over_are_counted_and_the_newest_shown(config):
+    """Of 35 the page said that there were 20."""
+    for step in range(60):
+        add_step(config, step, **{"train/loss": math.nan if step % 10 == 0 else 0.1})
+    found = facts(KeptRun.read(config.folder))
+    over = [one for one in found["alarms"] if not one["firing"]]
+    assert (len(over), found["alarms_over"]) == (3, 6)
+
+
 def test_a_demo_shows_its_scorings_and_an_evaluator_its_versions(config):
     def scored(em: float) -> dict[str, Any]:
         return {"count": 2, "em": em, "em_interval": [0.0, 1.0], "depth": 1.0}

@@ -344,6 +344,14 @@ def test_a_suite_has_no_source_with_the_name_of_all(suite, write):
     assert len(load_eval_questions(suite("--eval.suite", json.dumps(files[:1])))) == 1
 
 
+@pytest.mark.parametrize("name", ["step", "epoch", "seconds", "each"])
+def test_a_suite_has_no_source_with_the_name_of_a_column_of_its_scores(suite, write, name):
+    """It took the column's place, and the row was skipped as damaged, so that no version ever was scored."""
+    file = write(ROW | {"data_source": name, "id": 1}, name="a.jsonl")
+    with pytest.raises(ConfigError, match=f"questions of the source '{name}', a column of eval.jsonl; rename it"):
+        load_eval_questions(suite("--eval.suite", json.dumps([file])))
+
+
 def test_files_of_a_suite_have_different_ids(suite, write):
     files = [write(ROW | {"data_source": "mine", "id": 1, "question": name}, name=f"{name}.jsonl") for name in "ab"]
     with pytest.raises(ConfigError, match="two questions have the id"):

@@ -14,7 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cusearch_async.cli.eval import table
 from cusearch_async.cli.launch import is_complete
 from cusearch_async.config import load_config
-from cusearch_async.errors import EpisodeFailed, SearchRefused, WriteFailed
+from cusearch_async.data.questions import BESIDE_SCORES
+from cusearch_async.errors import EpisodeFailed, InvalidTrajectory, SearchRefused, WriteFailed
 from cusearch_async.evaluation.scores import Done, record
 from cusearch_async.evaluation.scoring import (
     EVAL_TICKETS,
@@ -174,6 +175,7 @@ def test_a_row_says_what_every_question_got(tmp_path):
     (row,) = read_scores(tmp_path / "eval.jsonl", [(1, 0)])
     ids = [episode.question_id for episode in EPISODES[:4]]
     assert row["each"] == {"question_id": ids, "em": [0, 1, 0, 1], "depth": [0, 1, 2, 0]}
+    assert row.keys() == BESIDE_SCORES, "no source of questions has these names"
 
 
 def test_scores_are_curves_in_tensorboard_and_those_of_a_course_that_was_left_go(tmp_path):
@@ -259,8 +261,8 @@ async def test_a_version_whose_search_is_refused_is_not_scored_and_the_next_one_
 class Failing:
     """Its episodes fail some times, or take too long."""
 
-    def __init__(self, failures: int, hangs: bool = False) -> None:
-        self.left, self.hangs = failures, hangs
+    def __init__(self, failures: int, error: Exception) -> None:
+        self.left, self.error = failures, error
 
     def check(self, questions):
         """All fit."""
@@ -268,20 +270,25 @@ class Failing:
     async def run(self, question, ticket, rollout, worker, temperature):
         if question == QUESTIONS[3] and self.left:
             self.left -= 1
-            if self.hangs:
-                raise TimeoutError  # an environment's
-            raise EpisodeFailed("no route to host")
+            raise self.error
         return EPISODES[ticket - EVAL_TICKETS]
 
 
-@pytest.mark.parametrize("hangs", [False, True])
-async def test_an_episode_that_fails_is_tried_again(hangs):
+ERRORS = [
+    (EpisodeFailed("no route to host"), "no route to host"),
+    (InvalidTrajectory("reward must be finite, got nan"), "reward must be finite, got nan"),
+    (TimeoutError(), "TimeoutError"),  # an environment's
+]
+
+
+@pytest.mark.parametrize("error", [error for error, _ in ERRORS])
+async def test_an_episode_that_fails_is_tried_again(error):
     """One failure lost all others; one that hung, hung the evaluation."""
-    assert await evaluate(Failing(2, hangs), QUESTIONS, 0.0, 8) == EPISODES
+    assert await evaluate(Failing(2, error), QUESTIONS, 0.0, 8) == EPISODES
 
 
-@pytest.mark.parametrize(("hangs", "why"), [(False, "no route to host"), (True, "TimeoutError")])
-async def test_a_question_that_fails_each_time_is_named(hangs, why):
+@pytest.mark.parametrize(("error", "why"), ERRORS)
+async def test_a_question_that_fails_each_time_is_named(error, why):
     with pytest.raises(ExceptionGroup) as failed:
-        await evaluate(Failing(3, hangs), QUESTIONS, 0.0, 8)
+        await evaluate(Failing(3, error), QUESTIONS, 0.0, 8)
     assert str(failed.value.exceptions[0]) == f"question nq/3 failed 3 times: {why}"

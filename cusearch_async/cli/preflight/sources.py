@@ -17,7 +17,14 @@ from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.config import BACKENDS, EMBEDDED, LOOPBACK, Config, RetrieverConfig
 from cusearch_async.data.files import HUB, hub_place
-from cusearch_async.data.questions import asks_of_atlas, file_of, has_held_out, labelled, load_questions
+from cusearch_async.data.questions import (
+    asks_of_atlas,
+    file_of,
+    has_held_out,
+    labelled,
+    load_questions,
+    searches_another_world,
+)
 from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function
@@ -48,7 +55,10 @@ def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
         text = f"names no held-out questions, which {needed_by} needs: set benchmarks or question files"
         yield Finding("error" if config.eval.every else "warning", "eval.suite", text)
     retriever = config.retriever
-    if config.uses_retriever and retriever.backend in ("bm25", "dense"):
+    if searches_another_world(config) and not is_listening(retriever.url):
+        text = f"{retriever.corpus}, embedded, but the questions are others: a retriever that we start searches it"
+        yield Finding("warning", "retriever.corpus", text)
+    elif config.uses_retriever and retriever.backend in ("bm25", "dense"):
         yield _corpus(retriever)
         if retriever.index is not None:
             yield _index(retriever, retriever.index)
@@ -156,7 +166,11 @@ def _service(
     """`start`: the command that starts it; `by_launch`: `launch` does, too, on loopback."""
     listening = [place for place in places_of(url) if is_listening(place)]
     if not listening:
-        also = " (so does `cusearch launch`)" if by_launch and urlsplit(url).hostname in LOOPBACK else ""
+        if urlsplit(url).hostname not in LOOPBACK:
+            return Finding(
+                "not reachable", key, f"nothing listens at {url}: start one there; ours are on loopback only"
+            )
+        also = " (so does `cusearch launch`)" if by_launch else ""
         return Finding("not reachable", key, f"nothing listens at {url}: {start} starts it{also}")
     if any(map(is_right, listening)):
         return Finding("ok", key, f"{kind} answers at {url}")
