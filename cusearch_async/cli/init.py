@@ -22,6 +22,7 @@ from cusearch_async.config.retriever import EMBEDDED
 from cusearch_async.config.section import NAME
 from cusearch_async.data.files import PACKED, SUFFIXES
 from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.extensions import as_list
 from cusearch_async.files import refuse_unwritable, write_file, writing_output
 from cusearch_async.lifecycle.cuda import count_gpus
 from cusearch_async.paths import at_home
@@ -47,6 +48,9 @@ ASKED = (
     ),
 )
 
+LISTS = ("data", "held_out")
+"""Options whose answer may be several, separated by commas."""
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE.toml", help="the config to write; the run is named like it")
@@ -69,11 +73,11 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
         f"based on the shipped config {base}" + (f", with the last of {gpus} GPUs for the learner" if gpus > 1 else "")
     )
     answers = {asked.option: getattr(arguments, asked.option) or _ask(asked) for asked in ASKED}
-    text = written(base, path.stem, answers, gpus)
     try:
+        text = written(base, path.stem, answers, gpus)
         values, content = tomllib.loads(text), text.encode()
     except ValueError as error:
-        raise ConfigError(f"an answer holds what no TOML file can: {first_line(error)}") from error
+        raise ConfigError(f"an answer holds what cannot be written: {first_line(error)}") from error
     with_overrides(values, [])
     with writing_output(path, "FILE.toml"):
         write_file(path, content)
@@ -105,7 +109,7 @@ def _ask(asked: Asked) -> str:
 def written(base: str, name: str, answers: dict[str, str], gpus: int) -> str:
     """The shipped config with the answers in it; an empty answer changes nothing. Of several GPUs the learner has the
     last, and a worker each of the others."""
-    text = shipped_configs()[base].read_text(encoding="utf-8")
+    text = re.sub(r"\A(#.*\n)+", "", shipped_configs()[base].read_text(encoding="utf-8"))  # about the base
     text = f"# Written by `cusearch init`, from {base}. Every setting: `cusearch config {name}.toml`.\n" + text
     text = with_value(text, "run", "name", name)
     if gpus > 1:
@@ -114,8 +118,9 @@ def written(base: str, name: str, answers: dict[str, str], gpus: int) -> str:
         text = with_value(text, "rollout", "workers", gpus - 1)
     if answers["model"]:
         text = with_value(text, "model", "path", answers["model"])
+        text = re.sub(r"^(#.*\n)*trained_layers = .*\n", "", text, flags=re.MULTILINE)  # of the base's model
     if answers["data"]:
-        text = with_value(text, "data", "source", [answers["data"]])
+        text = with_value(text, "data", "source", as_list(answers["data"]))
     if "://" in answers["passages"]:
         text = with_value(text, "retriever", "url", answers["passages"])
     elif answers["passages"]:
@@ -123,7 +128,7 @@ def written(base: str, name: str, answers: dict[str, str], gpus: int) -> str:
         if answers["passages"] not in EMBEDDED:
             text = with_value(text, "retriever", "index", f"index-{name}")
     if answers["held_out"]:
-        text = with_value(text, "eval", "suite", [name.strip() for name in answers["held_out"].split(",")])
+        text = with_value(text, "eval", "suite", as_list(answers["held_out"]))
     return text
 
 
@@ -146,18 +151,19 @@ def _remarks(answers: dict[str, str]) -> Iterator[str]:
     if left:
         yield f"as shipped: {', '.join(left)}"
     for option, answer in answers.items():
-        for name in map(str.strip, answer.split(",") if option == "held_out" else [answer]):
-            is_local = name.startswith(("/", ".", "~")) or Path(name).suffix in (*SUFFIXES, PACKED)
-            if is_local and ":" not in name and not Path(name).expanduser().exists():
+        for name in as_list(answer) if option in LISTS else [answer]:
+            is_path = name.startswith(("/", ".", "~")) or Path(name).suffix in (*SUFFIXES, PACKED)
+            if re.fullmatch(r"[\w.-]+:\d+", name):
+                yield f"--{option}: {name} is taken for a file; the URL of a server begins with http://"
+            elif is_path and ":" not in name and not Path(name).expanduser().exists():
                 yield f"--{option.replace('_', '-')}: {name} does not exist yet"
 
 
 def _next(path: Path, answers: dict[str, str]) -> list[str]:
     commands = []
     if answers["data"]:
-        commands.append(
-            f"cusearch data check {shlex.quote(at_home(answers['data']))} --config {shlex.quote(str(path))}"
-        )
+        files = shlex.join(map(at_home, as_list(answers["data"])))
+        commands.append(f"cusearch data check {files} --config {shlex.quote(str(path))}")
     if answers["passages"] and "://" not in answers["passages"] and answers["passages"] not in EMBEDDED:
         commands.append(f"cusearch index {shlex.quote(str(path))}")
     return [*commands, *(f"cusearch {command} {shlex.quote(str(path))}" for command in ("check", "launch"))]

@@ -233,6 +233,8 @@ def export(arguments: argparse.Namespace, _: list[str]) -> None:
 def track(arguments: argparse.Namespace, _: list[str]) -> None:
     """Raises: ConfigError for a folder that is no run's, or no tracker; TrackerFailed; RunInUse."""
     run = KeptRun.read(arguments.folder)
+    if not run.settings:
+        raise ConfigError(f"{run.folder} has no config.toml: give the folder of a run that was launched")
     names = arguments.tracker or run.setting("run", "trackers")
     if not isinstance(names, list) or not names or not isinstance(run.setting("run", "steps"), int):
         raise ConfigError(f"the config of {run.folder} names no tracker; name one: --tracker wandb")
@@ -262,8 +264,12 @@ def fork(arguments: argparse.Namespace, _: list[str]) -> None:
     put_in_place(place)
     if damaged := Checkpoints(new, 1).by_step()[step].damaged():
         raise ConfigError(f"{place} is not what was copied ({', '.join(damaged[:3])}); delete it, and fork again")
-    log.info("%s begins at step %d of %s; add the settings to try:", new, step, run.setting("run", "steps"))
-    options = {"run.name": new.name, "run.folder": new, "run.steps": run.setting("run", "steps")}
+    options, steps = {"run.name": new.name, "run.folder": new}, run.setting("run", "steps")
+    if step == steps:
+        log.info("%s begins at step %d, the last; add --steps N and the settings to try:", new, step)
+    else:
+        log.info("%s begins at step %d of %s; add the settings to try:", new, step, steps)
+        options["run.steps"] = steps
     if run.setting("weights", "folder") != "–":
         options["weights.folder"] = new / "weights"
     for section, key in (("weights", "objects"), ("learner", "checkpoint_objects")):

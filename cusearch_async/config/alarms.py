@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import field_validator
@@ -34,6 +35,10 @@ class AlarmsConfig(Section):
     @field_validator("command")
     @classmethod
     def _can_be_filled_in(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        if words and " " in words[0] and not Path(words[0]).exists():
+            raise ValueError(
+                f"{words[0]!r} is no program; separate its arguments by commas, as in notify-send,{{text}}"
+            )
         for word in words:
             try:
                 word.format(name="", text="", run="", step=0)

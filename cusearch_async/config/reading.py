@@ -78,7 +78,8 @@ def _meant(path: Path) -> str:
     def plain(name: str) -> str:
         return re.sub(r"\.t[a-z]*$", "", name.lower()).replace("-", "_")
 
-    known = {plain(str(name)): name for name in (*path.parent.glob("*.toml"), *shipped_configs())}
+    there = [file for file in path.parent.glob("*.toml") if file.exists()]  # no link to nowhere
+    known = {plain(str(name)): name for name in (*there, *shipped_configs())}
     near = difflib.get_close_matches(plain(str(path)), known, n=1, cutoff=0.8)
     return f"did you mean {known[near[0]]}? " if near else ""
 

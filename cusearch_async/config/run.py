@@ -38,7 +38,7 @@ class RunConfig(Section):
     folder: Free[Folder | None] = None
     """Folder for checkpoints, weights, logs and metrics; None: runs/{name}."""
     colocate: Free[bool] = False
-    """Learner and engines use the same GPUs of one machine in turn; who does not compute waits in host memory.
+    """Learner and engines use the same GPUs of one machine in turn; what does not compute waits in host memory.
     Otherwise each needs its own GPUs, or a share of them (rollout.vllm.gpu_memory_utilization)."""
     gpu_gib: Free[float | None] = Field(None, gt=0, allow_inf_nan=False)
     """Memory of one GPU in GiB, for `cusearch check` on a machine without GPUs; None: 80."""

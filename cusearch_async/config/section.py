@@ -61,6 +61,8 @@ def _as_numbers(value: Any) -> Any:
 
 
 def _at_home(value: Any) -> Any:
+    if value == "":
+        raise ValueError("must name a folder or a file, got ''; write . for the current folder")
     return at_home(str(value)) if isinstance(value, str | Path) else value
 
 
@@ -115,6 +117,8 @@ def service_url(
         url = url.strip().rstrip("/").removesuffix(endpoint).rstrip("/")
         refuse_secrets(url, remedy)
         check_address(url, schemes, example)
+        if "?" in url or "#" in url:
+            raise ValueError(f"url {url!r} must end with its path, like {example}: what follows a ? or # is not sent")
         return url
 
     return AfterValidator(checked)

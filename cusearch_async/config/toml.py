@@ -32,7 +32,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except IsADirectoryError as error:
-        raise ConfigError(f"{what} {path} is a folder; give the file, such as {path / 'config.toml'}") from error
+        raise ConfigError(f"{what} {path} is a folder; give a .toml file in it") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what} {path} cannot be read: {error}") from error
     try:

@@ -57,7 +57,10 @@ def locate(source: str, key: str) -> Path:
 
     Raises: ConfigError naming `key` and the file."""
     if not source.startswith(HUB):
-        path = Path(at_home(source))
+        try:
+            path = Path(at_home(source))
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
         if path.is_dir():
             raise ConfigError(f"{key}: {path} is a folder; give a file in it, one of {', '.join(SUFFIXES)}")
         if not path.is_file():

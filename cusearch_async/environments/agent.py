@@ -97,7 +97,7 @@ def _check_address(url: str) -> None:
     """Raises: ConfigError."""
     try:
         parts = urlsplit(url)
-        is_address = parts.scheme == "http" and bool(parts.hostname) and bool(parts.port) and not parts.path
+        is_address = parts.scheme == "http" and bool(parts.hostname) and bool(parts.port) and parts.path in ("", "/")
     except ValueError:
         is_address = False
     if not is_address:

@@ -229,7 +229,7 @@ FAMILIES = (
                 "share",
                 "of the median worker's tokens per busy second: the slowest's; where there are several",
             ),
-            Metric("rollout/late_episodes", "count", "episodes in vain: another worker was faster"),
+            Metric("rollout/late_episodes", "count", "wasted episodes: another worker finished first"),
             Metric("rollout/weight_load_s", "s", "loading weights, all workers since the last step"),
             Metric("rollout/searches", "count", "searches answered"),
             Metric("rollout/search_failures", "count", "attempts that failed"),

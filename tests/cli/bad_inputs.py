@@ -77,7 +77,7 @@ RETRIEVER = "cusearch worker retriever mine.toml"
 CASES = [
     # --- the file
     Case("no such config", "cusearch check nope.toml", r"nope\.toml does not exist; give a TOML file, or the name"),
-    Case("a folder for a config", "cusearch check there", r"there is a folder; .*config.toml", files={"there/x": ""}),
+    Case("a folder for a config", "cusearch check there", r"there is a folder; give a .toml", files={"there/x": ""}),
     Case("YAML", "cusearch check a.toml", r"a\.toml is not valid TOML: .*line 1", files={"a.toml": "run: mine\n"}),
     Case("JSON", "cusearch check a.toml", r"a\.toml is not valid TOML: .*line 1", files={"a.toml": '{"run": {}}'}),
     Case("a setting without a config", "cusearch check --learner.lr 1", r"lr is a setting .*`cusearch check C"),
@@ -140,6 +140,11 @@ CASES = [
     Case("an unknown dtype", CHECK, r"model\.dtype: .*'float32' or .*got 'int4'", "[model]\ndtype = 'int4'"),
     Case("an unknown template", CHECK, r"'x' is not a template \(paper", "[environment.search]\ntemplate = 'x'"),
     Case("an environment that is none", CHECK, r"'x' is unknown; use one of search", "[environment.e]\nname = 'x'"),
+    Case("a setting of init", "cusearch init a.toml --run.steps 3", r"--run\.steps is a setting of a config", status=2),
+    Case("a command in one word", f"{CHECK} --alarms.command 'notify-send {{text}}'", r"is no program; separate"),
+    Case("a query of a service", f"{CHECK} --retriever.url 'http://h:1/retrieve?a=1'", r"must end with its path, like"),
+    Case("an empty folder", f"{CHECK} --run.folder ''", r"run\.folder: must name a folder or a file, got ''"),
+    Case("no home of a data file", "cusearch data check '~nobody-here/x.jsonl'", r"there is no such user; write the"),
     Case("GPUs of a retriever", "cusearch worker retriever atlas --gpu 0", r"the retriever takes no --gpu; learner"),
     Case("changes that a worker accepts", "cusearch worker rollout atlas --accept-changes", r"only the learner takes"),
     Case("a program without its environment", CHECK, r"'mine:answer' is for name = .agent., got name = .search.",

@@ -324,6 +324,12 @@ def test_methods_that_train_on_whole_groups_have_no_singletons(name, text):
     assert "singletons" not in found
 
 
+def test_a_warm_up_that_is_longer_than_the_run_is_a_warning():
+    assert "learner.warmup_steps" not in findings("--learner.warmup_steps", "9", "--run.steps", "10")
+    found = findings("--learner.warmup_steps", "10", "--run.steps", "10")["learner.warmup_steps"]
+    assert (found.status, "never reaches learner.lr" in found.text) == ("warning", True)
+
+
 def test_ranks_without_work_are_a_warning():
     overrides = ("--learner.ranks", "40", "--learner.gpus", "[]", "--rollout.gpus", "[]")
     found = findings(*overrides)["batch"]

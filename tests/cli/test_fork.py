@@ -49,6 +49,17 @@ def test_a_fork_has_the_checkpoint_alone_and_is_another_run(checkpointed, tmp_pa
     assert (found.state.step, found.damaged()) == (step, [])
 
 
+def test_of_a_finished_run_a_fork_asks_how_many_steps_to_add(checkpointed, make_run, tmp_path, capsys, caplog):
+    """The command that was printed ended at once, and the advice was to give run.steps a second time."""
+    caplog.set_level("INFO")
+    make_run("one", "--run.steps", "4", steps=0)
+    cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(tmp_path / "new"))
+    assert "begins at step 4, the last; add --steps N" in caplog.text
+    assert "--run.steps" not in caplog.messages[-1]
+    cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(tmp_path / "newer"), "--step", "2")
+    assert "--run.steps 4" in caplog.messages[-1]
+
+
 def test_a_fork_has_a_place_of_the_same_kind_for_everything_that_is_for_one_run(
     checkpointed, make_run, tmp_path, capsys, caplog
 ):

@@ -41,7 +41,7 @@ def test_a_file_of_a_shipped_configs_name_comes_first(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["", "run.toml"])
 def test_a_folder_and_a_file_that_is_not_text_are_no_config(tmp_path, name):
     (tmp_path / "run.toml").write_bytes(b"\xff\xfe\x00")
-    wrong = "cannot be read: " if name else f"is a folder; give the file, such as {tmp_path}/config.toml"
+    wrong = "cannot be read: " if name else "is a folder; give a .toml file in it"
     assert error_of(tmp_path / name).startswith(f"config file {tmp_path / name} {wrong}")
 
 

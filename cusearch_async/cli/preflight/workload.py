@@ -105,6 +105,9 @@ def batch(config: Config) -> Iterator[Finding]:
         yield Finding("warning", "batch", text)
     else:
         yield Finding("ok", "batch", text)
+    if (warmup := config.learner.warmup_steps) >= config.run.steps:
+        text = f"{warmup}, in run.steps = {config.run.steps}: the learning rate never reaches learner.lr"
+        yield Finding("warning", "learner.warmup_steps", text)
     if not takes_all:
         share = sizing.singleton_share(config.questions_per_step, config.pool.rollouts, trained)
         text = (
