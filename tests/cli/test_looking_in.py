@@ -9,7 +9,9 @@ import os
 import re
 import subprocess
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,11 +56,17 @@ async def fill(config):
         await open_.put(readable(0, 1, depth=3, reward=1.0, question="Where is Lima?"))
 
 
-def readable(ticket: int, rollout: int, **changes) -> Trajectory:
-    """With the starter's own tokens, so that it can be read."""
+@cache
+def starters_tokenizer() -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(STARTER)
+    return AutoTokenizer.from_pretrained(STARTER)
+
+
+def readable(ticket: int, rollout: int, **changes) -> Trajectory:
+    """With the starter's own tokens, so that it can be read."""
+
+    tokenizer = starters_tokenizer()
     texts = [
         "Question: x",
         "<think>I look.</think><search>Lima</search>",

@@ -148,6 +148,7 @@ def test_the_list_of_runs_has_what_the_demo_scored(make_run, tmp_path, capsys):
     assert " 0.92 " in cusearch(capsys, "runs", "--folder", str(tmp_path / "runs"))
 
 
+@pytest.mark.system  # it draws
 def test_two_runs_differ_in_settings_data_and_figures(make_run, tmp_path, capsys):
     one = make_run("one")
     other = make_run("other", "--learner.lr", "1e-4", "--method.name", "random", em=0.75, data="9 (b)")
@@ -162,6 +163,7 @@ def test_two_runs_differ_in_settings_data_and_figures(make_run, tmp_path, capsys
     assert picture.stat().st_size > 5000
 
 
+@pytest.mark.system  # it draws
 def test_runs_are_compared_at_the_newest_version_that_all_have_scored(make_run, capsys, tmp_path):
     """Before, one run's version 24 was shown beside the other's version 8."""
     one, other = make_run("one"), make_run("other")
@@ -177,6 +179,7 @@ def test_runs_are_compared_at_the_newest_version_that_all_have_scored(make_run, 
     )
 
 
+@pytest.mark.system  # it draws
 def test_rewards_outside_of_0_to_1_are_in_the_picture(monkeypatch):
     limits = {}
     monkeypatch.setattr(figure, "_finish", lambda panel, title, unit, limit: limits.update({title: limit}))
@@ -185,6 +188,7 @@ def test_rewards_outside_of_0_to_1_are_in_the_picture(monkeypatch):
         assert limits["Reward and exact match (sampled)"] == limit
 
 
+@pytest.mark.system  # it draws
 def test_a_comparison_draws_what_was_scored_on_held_out_questions(make_run, tmp_path, capsys, monkeypatch):
     one, other = make_run("one"), make_run("other")
     for version, em in ((0, 0.25), (10, 0.75)):

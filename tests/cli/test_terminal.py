@@ -108,7 +108,9 @@ def tables(atlas_config: Path) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("name", ["eval", "check", "workers", "buckets", "groups"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("eval", marks=pytest.mark.system), "check", "workers", "buckets", "groups"]
+)
 def test_a_table_fits_into_80_columns(name, atlas_config):
     printed = text_of(tables(atlas_config)[name], width=76 if name in ("workers", "buckets", "groups") else 80)
     assert "…" not in printed

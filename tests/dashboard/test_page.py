@@ -298,7 +298,7 @@ def test_a_browser_that_listens_does_not_hold_the_server(config):
 
 @pytest.mark.system
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: `make setup-browser` installs it")
-@pytest.mark.parametrize("size", ["1280,1000", "500,900"])
+@pytest.mark.parametrize("size", ["1280,1000", pytest.param("500,900", marks=pytest.mark.slow)])
 def test_every_screen_is_drawn_in_a_browser_without_an_error_and_texts_stay_texts(config, tmp_path, size):
     for step in range(4):
         add_step(config, step, **{"by_depth/reward": [0.1, 0.2, None, None, None, 0.5], "train/kl_reference": 0.1})

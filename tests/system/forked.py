@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -93,7 +94,13 @@ class _Engine(ForkServerProcess):
     def run(self) -> None:
         os.environ.clear()
         os.environ.update(self._environment)
+        keep_frozen()
         super().run()
+
+
+def keep_frozen() -> None:
+    """vLLM's end would collect all that `preloaded` has imported, in vain."""
+    gc.unfreeze = lambda: None
 
 
 class Command(subprocess.Popen[bytes]):

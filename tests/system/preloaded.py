@@ -1,10 +1,11 @@
-"""All that the processes of a test import, imported once: they are forked from a process that has imported this module.
+"""All that the processes of a test import and read, once: they are forked from a process that has imported this module.
 
 What they start in turn is forked too: the processes of a launch, the other ranks of a learner, the engine of a worker.
 On a CPU, importing takes a short run more time than all the rest of it."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -22,6 +23,8 @@ from cusearch_async.lifecycle.placement import configure_process
 getproctitle()  # it finds where the title is as long as nobody has changed the environment
 configure_process([])  # torch and vLLM read the environment when they are loaded
 
+import matplotlib.backends.backend_agg  # noqa: E402
+import matplotlib.figure  # noqa: E402, F401
 import peft  # noqa: E402, F401
 import torch._dynamo  # noqa: E402, F401
 import transformers.models.qwen2.modeling_qwen2  # noqa: E402, F401
@@ -35,7 +38,9 @@ import cusearch_async.processes.learner  # noqa: E402
 import cusearch_async.processes.rollout  # noqa: E402
 import cusearch_async.rollout.engine  # noqa: E402, F401
 import tests.strategies  # noqa: E402, F401
-from tests.system.forked import be_main  # noqa: E402
+from cusearch_async.config import load_config, shipped_configs  # noqa: E402
+from cusearch_async.data.questions import load_run_questions  # noqa: E402
+from tests.system.forked import be_main, keep_frozen  # noqa: E402
 
 
 class ForkingPopen(subprocess.Popen[Any]):
@@ -92,6 +97,7 @@ class _Engine(ForkProcess):
         die_with_parent(signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        keep_frozen()
         super().run()
 
 
@@ -101,3 +107,6 @@ class _EngineContext(ForkContext):
 
 subprocess.Popen = ForkingPopen
 utils.get_mp_context = _EngineContext
+load_run_questions(load_config(shipped_configs()["atlas"]))  # kept
+gc.collect()
+gc.freeze()  # DeepSpeed and vLLM collect at their start: what is imported stays

@@ -71,7 +71,7 @@ def test_an_adapter_is_swapped_under_running_requests(tied, targets, adapter_con
         newer = publish(store, *new, 2, text)
         long = (text * 20)[:200]
         await engine.generate(long, 8, 1.0, 5, STOPS)
-        turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, i, STOPS)) for i in range(64)]
+        turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, i, STOPS)) for i in range(16)]
         await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
         await engine.load(store, newer, check=True)
         await asyncio.gather(*turns)
@@ -97,6 +97,7 @@ def test_an_adapter_is_swapped_under_running_requests(tied, targets, adapter_con
     with_engine(adapter_config, tmp_path, base, body)
 
 
+@pytest.mark.slow  # test_engine has the same of whole weights
 def test_without_recomputing_new_turns_never_use_what_an_older_adapter_has_cached(adapter_config, tmp_path):
     store, base = WeightStore(tmp_path / "store"), small_model(True, 0)
     old, new = (adapted(base, seed, 0.05) for seed in (2, 3))

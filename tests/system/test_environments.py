@@ -44,9 +44,10 @@ def make_llama(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype", "of", "bound"),
-    [("starter", "float32", "max", 1e-3), pytest.param("llama", "bfloat16", "mean", 0.05, marks=pytest.mark.slow)],
+    [("starter", "float32", "max", 1e-3), ("llama", "bfloat16", "mean", 0.05)],
     ids=["qwen2-untied-raw-float32", "llama-tied-chat-bfloat16"],
 )
+@pytest.mark.slow  # test_listeners has the same of the starter model
 def test_each_architecture_goes_through_the_whole_loop_on_policy(
     run: Run, tmp_path: Path, name: str, dtype: str, of: str, bound: float
 ):
@@ -78,7 +79,7 @@ def test_each_architecture_goes_through_the_whole_loop_on_policy(
     assert run.processes() == []
 
 
-@pytest.mark.parametrize("backend", ["bm25", "dense"])
+@pytest.mark.parametrize("backend", [pytest.param("bm25", marks=pytest.mark.slow), "dense"])
 def test_an_index_that_the_command_makes_is_served(run: Run, tmp_path: Path, backend: str):
     corpus, index = tmp_path / "corpus.jsonl", tmp_path / "index"
     texts = [f"the number of city {word} is {word[::-1]}" for word in sentences(300)]

@@ -106,6 +106,7 @@ def test_a_worker_with_other_questions_exits_with_status_1_and_one_line(begun: R
     assert " here and 20923 (" in line
 
 
+@pytest.mark.slow  # test_run's launch with --accept-changes does, too
 def test_a_launch_that_accepts_changes_goes_on_with_workers_of_the_new_contract(run: Run):
     launched = run.cusearch("launch", run__steps=1)
     output, _ = launched.communicate(timeout=300 * SLOW)

@@ -37,5 +37,9 @@ def test_no_process_of_a_run_listens_beyond_this_machine(run: Run):
     run.redis().hset("cusearch:{atlas}:state", "paused", 0)
     status, output = finish(launched)
     assert status == 0, output
-    assert run.metrics()[-1]["train/grad_norm"] > 0
+    for row in run.metrics():  # the second on the weights that came back
+        assert row["off_policy/logprob_difference_max"] < 1e-3
+        assert row["off_policy/weight_mean"] == pytest.approx(1, abs=1e-3)
+        assert (row["staleness/max"], sum(row["depth/generated"]), sum(row["depth/selected"])) == (0, 16, 8)
+        assert row["train/grad_norm"] > 0
     assert "loaded weights v000001-e1" in run.log("rollout-0")

@@ -17,103 +17,36 @@ from torch.distributed import TCPStore
 
 from tests.conftest import SLOW, free_port, wait_until
 from tests.sockets import ANYWHERE, listening
-from tests.system.forked import Forked
+from tests.system import rank_script
+from tests.system.forked import Command, Forked, Process
+from tests.system.rank_script import MESSAGES
 
 pytestmark = pytest.mark.system
 
-MESSAGES = 200
-RANK = f"""
-import json, logging, os, sys
-from cusearch_async.lifecycle.placement import configure_process
-
-configure_process([])
-import torch
-from cusearch_async.errors import RanksFailed
-from cusearch_async.learner.ranks import Ranks
-
-logging.basicConfig(level=logging.WARNING)
-ranks = Ranks(float(os.environ.get("TIMEOUT_S", "60")))
-
-
-def said(**facts):  # in one piece: ranks under torchrun share what they write to
-    sys.stdout.write(json.dumps(facts) + "\\n")
-    sys.stdout.flush()
-
-
-said(ready=ranks.rank, sum=ranks.sum(torch.ones(1)).item(), gathered=ranks.gather(str(ranks.rank)))
-for line in sys.stdin:  # rank 0 is told by the test what to do, the others by rank 0
-    word = line.strip()
-    if word == "tell":
-        for number in range({MESSAGES}):
-            ranks.tell(b"message %d" % number)
-            ranks.sum(torch.ones(1))  # as after each command of the learner
-        said(told={MESSAGES})
-    elif word == "tell one":
-        ranks.tell(b"message")
-    elif word.startswith("tell MiB"):
-        for mib in map(int, word.split()[2:]):
-            ranks.tell(b"%d" % (mib % 10) * (mib << 20))
-            ranks.sum(torch.ones(1))
-    elif word.startswith("listen to"):
-        large = []
-        for _ in range(int(word.split()[2])):
-            message = ranks.listen()
-            large.append([len(message) / 2**20, len(set(message)), message[:1].decode()])
-            ranks.sum(torch.ones(1))
-        said(large=large)
-    elif word == "listen":
-        heard = []
-        for _ in range({MESSAGES}):
-            heard.append(ranks.listen().decode())
-            ranks.sum(torch.ones(1))
-        said(heard=heard)
-    elif word == "meet":
-        try:
-            with ranks.meeting():
-                ranks.sum(torch.ones(1))
-        except RanksFailed as error:
-            said(failed=str(error))
-    elif word == "silent":
-        said(silent=ranks.silent(1.5))
-    elif word == "wait":
-        ranks.listen()
-    elif word == "die":
-        os._exit(0)
-    else:
-        break
-ranks.close()
-"""
+RANK = "tests.system.rank_script"
 
 
 class Processes:
-    def __init__(self, command: Callable[[int], tuple[list[str], dict[str, str]]], size: int, folder: Path) -> None:
+    def __init__(self, kind: type[Process], env: dict[str, str], size: int, folder: Path) -> None:
         self.port = free_port()
-        self._folder = folder
         self._said_before = [0] * size
-        self.processes = []
+        self._words, self.processes = [], []
         for rank in range(size):
-            line, env = command(rank)
-            env = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(self.port)} | env
-            process = subprocess.Popen(
-                line,
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=(folder / f"out{rank}").open("w"),
-                stderr=(folder / f"err{rank}").open("w"),
-                text=True,
-            )
-            self.processes.append(process)
+            words = folder / f"words{rank}"
+            os.mkfifo(words)
+            self._words.append(os.fdopen(os.open(words, os.O_RDWR), "w"))
+            own = {"MASTER_PORT": str(self.port), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORDS": str(words)}
+            self.processes.append(kind([RANK], folder / f"log{rank}", env | own))
 
     def say(self, rank: int, *words: str) -> None:
-        stream = self.processes[rank].stdin
-        assert stream
         self._said_before[rank] = len(self.facts(rank))
-        stream.write("".join(f"{word}\n" for word in words))
-        stream.flush()
+        self._words[rank].write("".join(f"{word}\n" for word in words))
+        self._words[rank].flush()
 
     def facts(self, rank: int) -> list[dict[str, Any]]:
-        assert self.processes[rank].poll() in (None, 0), (self._folder / f"err{rank}").read_text()
-        return [json.loads(line) for line in (self._folder / f"out{rank}").read_text().splitlines()]
+        log = self.processes[rank].log.read_text()
+        assert self.processes[rank].poll() in (None, 0), log
+        return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
 
     def answer(self, rank: int, key: str, timeout_s: float = 120) -> Any:
         """What a rank says under this key after the last `say` to it."""
@@ -132,19 +65,17 @@ class Processes:
         for process in self.processes:
             process.kill()
             process.wait()
+        for words in self._words:
+            words.close()
 
 
 @pytest.fixture
 def start_ranks(tmp_path: Path) -> Iterator[Callable[..., Processes]]:
     made: list[Processes] = []
 
-    def start(size: int, **env: str) -> Processes:
-        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"} | env
-
-        def command(rank: int) -> tuple[list[str], dict[str, str]]:
-            return [sys.executable, "-c", RANK], shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-
-        made.append(Processes(command, size, tmp_path))
+    def start(size: int, kind: type[Process] = Forked, **env: str) -> Processes:
+        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"} | env
+        made.append(Processes(kind, shared, size, tmp_path))
         made[-1].ready()
         return made[-1]
 
@@ -154,7 +85,7 @@ def start_ranks(tmp_path: Path) -> Iterator[Callable[..., Processes]]:
 
 
 def test_one_rank_listens_nowhere_but_for_gloo_on_loopback(start_ranks):
-    ranks = start_ranks(1)
+    ranks = start_ranks(1, Command)
     assert ranks.facts(0)[0] == {"ready": 0, "sum": 1.0, "gathered": ["0"]}
     places = listening(ranks.processes[0].pid)
     assert all(not place.address.is_unspecified and place.address.is_loopback for place in places), places
@@ -162,7 +93,7 @@ def test_one_rank_listens_nowhere_but_for_gloo_on_loopback(start_ranks):
 
 
 def test_several_ranks_listen_on_loopback_only(start_ranks):
-    ranks = start_ranks(2)
+    ranks = start_ranks(2, Command)
     assert [ranks.facts(rank)[0] for rank in range(2)] == [
         {"ready": rank, "sum": 2.0, "gathered": ["0", "1"]} for rank in range(2)
     ]
@@ -265,22 +196,21 @@ def test_the_first_rank_ends_last_because_the_store_ends_with_it(start_ranks):
     assert [process.wait(60 * SLOW) for process in ranks.processes] == [0, 0]
 
 
-def errors_of_a_rank(env: dict[str, str]) -> str:
+def errors_of_a_rank(env: dict[str, str], folder: Path) -> str:
     """What a rank that cannot start says."""
-    command = [sys.executable, "-c", RANK]
-    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=90 * SLOW, check=False)
-    return done.stderr
+    said, _ = Forked([RANK], folder / "log", {"OMP_NUM_THREADS": "1"} | env).communicate(timeout=90 * SLOW)
+    return said
 
 
 @pytest.mark.parametrize("of_torchrun", [True, False])
 @pytest.mark.parametrize(("rank", "absent"), [("0", "rank 1, rank 2"), ("1", "rank 0")])
-def test_ranks_that_do_not_come_are_named(rank, absent, of_torchrun):
+def test_ranks_that_do_not_come_are_named(tmp_path, rank, absent, of_torchrun):
     """To torchrun's store, or to that of rank 0. Before: a raw DistStoreError that named nobody."""
     port = free_port()
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if of_torchrun else None
     env = {"WORLD_SIZE": "3", "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TIMEOUT_S": "2"}
     env |= {"TORCHELASTIC_USE_AGENT_STORE": "True"} if of_torchrun else {}
-    said = errors_of_a_rank(env)
+    said = errors_of_a_rank(env, tmp_path)
     assert f"RanksFailed: {absent} of 3 did not come within learner.collective_timeout_s = 2 s" in said
     del store
 
@@ -308,14 +238,12 @@ def test_the_collectives_of_deepspeed_have_the_same_time_out(tmp_path, stage):
 
 
 @pytest.mark.parametrize("store", ["--standalone", pytest.param("--master_addr=127.0.0.1", marks=pytest.mark.slow)])
-def test_torchrun_starts_the_ranks_too(tmp_path, store):
+def test_torchrun_starts_the_ranks_too(store):
     """With a store of torchrun's own, and with the store that rank 0 makes."""
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", store]
     command += [f"--master_port={free_port()}"] if "addr" in store else []
     done = subprocess.run(
-        [*command, str(script)],
+        [*command, rank_script.__file__],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -329,4 +257,6 @@ def test_torchrun_starts_the_ranks_too(tmp_path, store):
 
 def test_an_address_that_is_not_this_machines_is_refused_in_one_line(tmp_path):
     env = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "203.0.113.1", "MASTER_PORT": "29511"}
-    assert "ConfigError: rank 0 cannot listen at MASTER_ADDR 203.0.113.1, MASTER_PORT 29511" in errors_of_a_rank(env)
+    assert "ConfigError: rank 0 cannot listen at MASTER_ADDR 203.0.113.1, MASTER_PORT 29511" in errors_of_a_rank(
+        env, tmp_path
+    )

@@ -58,6 +58,7 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
     assert "does not match run 'atlas': learner.lr is 0.0001 here and " in output
     assert "only its learner can change them, with --accept-changes" in output
     assert (run.folder / "config.toml").read_text() == before, "what was refused is no setting of the run"
+    run.overrides["pool.max_attempts"] = 4  # which workers compare with the run's, so that the learner takes over first
     status, output = finish(run.cusearch("launch", "--accept-changes", run__steps=6, learner__lr=1e-4))
     assert status == 0, output
     assert "learner: since the last start: learner.lr" in output

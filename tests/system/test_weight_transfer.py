@@ -38,7 +38,7 @@ async def exchange_in_flight(engine: Any, text: list[int], source: Any, store: W
     old, new = models
     await engine.load(source, publish(store, old, 0, text), check=True)
     newer = publish(store, new, 1, text)
-    turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, i, STOPS)) for i in range(64)]
+    turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, i, STOPS)) for i in range(16)]
     await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
     await engine.load(source, newer, check=True)
     assert (engine.version, engine.loaded) == (1, newer)
@@ -70,7 +70,7 @@ async def served(folder: Path, store: WeightStore) -> AsyncIterator[Downloads]:
     ("tied", "downloaded"),
     [
         (True, True),
-        (False, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
         pytest.param(True, False, marks=pytest.mark.slow),
         pytest.param(False, True, marks=pytest.mark.slow),
     ],
