@@ -15,7 +15,7 @@ from cusearch_async.files import append_row
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training import alarms as module
 from cusearch_async.training.alarms import AlarmWatch
-from tests.conftest import SLOW
+from tests.conftest import SLOW, wait_until
 from tests.training.test_train import setting, start
 
 __all__ = ["setting"]
@@ -104,9 +104,17 @@ async def test_a_run_ends_at_an_alarm_of_stop_on_and_keeps_the_checkpoint_before
     s = setting("--alarms.stop_on", '["not_finite"]')
     update = s.learner.update
     s.learner.update = lambda *given: update(*given) | {"train/loss": float("nan") if given[2] == 2 else 0.5}
+    metrics, capture = s.config.folder / "metrics.jsonl", s.learner.capture
+
+    def capture_for_a_slow_disk(folder):
+        """The checkpoint is not written when the alarm fires; it was thrown away then."""
+        write = capture(folder)
+        return lambda: (wait_until(lambda: len(read_metrics(metrics)) == 3, 20), write())
+
+    s.learner.capture = capture_for_a_slow_disk
     with pytest.raises(StoppedByAlarm, match=r"not_finite at step 2.*continues from its newest checkpoint"):
         await start(s)
-    rows = read_metrics(s.config.folder / "metrics.jsonl")
+    rows = read_metrics(metrics)
     assert [row["alarms/firing"] for row in rows] == [0.0, 0.0, 1.0], "the row that tells why is written"
     assert [path.name for path in s.checkpoints.folder.glob("step*")] == ["step000002-e1"]
     assert not s.run.state.is_finished
