@@ -24,15 +24,11 @@ class RunInUse(CusearchError):
     """Other processes use the run or its folder."""
 
 
-class RunBufferError(CusearchError):
-    """About the buffer of a run."""
-
-
-class BufferUnavailable(RunBufferError):
+class BufferUnavailable(CusearchError):
     """Redis cannot be reached, or refuses the connection."""
 
 
-class BufferLost(RunBufferError):
+class BufferLost(CusearchError):
     """Redis has lost or damaged data that it had acknowledged."""
 
 
@@ -44,11 +40,11 @@ class RanksFailed(CusearchError):
     """The learner's ranks wait for one that does not arrive."""
 
 
-class Fenced(RunBufferError):
+class Fenced(CusearchError):
     """Another learner has taken over this run."""
 
 
-class CorruptPayload(RunBufferError):
+class CorruptPayload(CusearchError):
     """Bytes from Redis are not a valid trajectory."""
 
 
@@ -108,11 +104,7 @@ class ObjectsUnavailable(CusearchError):
     """An object store cannot be read."""
 
 
-class WeightsError(CusearchError):
-    """About a published weight version."""
-
-
-class WeightsUnavailable(WeightsError):
+class WeightsUnavailable(CusearchError):
     """It is missing or damaged."""
 
 
@@ -120,7 +112,7 @@ class LearnerUnreachable(WeightsUnavailable):
     """The learner that serves it does not answer."""
 
 
-class WeightsMismatch(WeightsError):
+class WeightsMismatch(CusearchError):
     """The engine that loaded it computes other log-probabilities than the learner."""
 
 

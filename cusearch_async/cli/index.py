@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 
@@ -13,7 +12,9 @@ from rich.progress import Progress
 from cusearch_async.cli.parts.arguments import add_config
 from cusearch_async.config import EMBEDDED, load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.files import refuse_unwritable
 from cusearch_async.lifecycle.placement import configure_process
+from cusearch_async.retrieval.manifest import MANIFEST
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +29,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             "retriever.index must name the folder to write, and retriever.corpus must name a JSONL file (the embedded "
             f"corpus is indexed in memory); got index {settings.index} and corpus {settings.corpus!r}"
         )
-    there = next(path for path in (settings.index, *settings.index.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):  # before the corpus is read, which may take an hour
-        raise ConfigError(f"retriever.index {settings.index} cannot be a folder: {there} is none that can be written")
+    refuse_unwritable(settings.index / MANIFEST, "retriever.index")  # the corpus takes up to an hour to read
     configure_process([])
     from cusearch_async.retrieval import indexing  # noqa: PLC0415  (libraries read the settings above when loaded)
     from cusearch_async.retrieval.corpus import Corpus  # noqa: PLC0415

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from cusearch_async.cli.parts.arguments import at_least
 from cusearch_async.cli.parts.terminal import duration
-from cusearch_async.errors import ConfigError, RunInUse, StudyIncomplete
+from cusearch_async.errors import ConfigError, StudyIncomplete
 from cusearch_async.files import write_file
+from cusearch_async.run.folder import locked
 
 if TYPE_CHECKING:
     from cusearch_async.study.plan import Plan, PlannedRun, StudyFile
@@ -91,11 +92,7 @@ def claimed(folder: Path, file: Path, plan: Plan) -> Iterator[None]:
     from cusearch_async.study.plan import read_file  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunInUse(f"{folder} is in use: another `cusearch study` runs in it") from error
+    with locked(folder / ".lock", fcntl.LOCK_EX, f"{folder} is in use: another `cusearch study` runs in it"):
         copy = folder / _COPY
         if copy.exists():
             _check_same(plan, read_file(copy), folder)

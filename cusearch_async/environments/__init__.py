@@ -18,27 +18,6 @@ from cusearch_async.environments.search import SearchEnvironment
 from cusearch_async.environments.templates import Quoted, Template, template_of, template_text
 from cusearch_async.extensions import load, load_function
 
-__all__ = [
-    "DONE",
-    "ENVIRONMENTS",
-    "AgentEnvironment",
-    "Environment",
-    "EnvironmentSettings",
-    "Episode",
-    "NoSearch",
-    "Observation",
-    "Quoted",
-    "Reward",
-    "Score",
-    "Search",
-    "SearchEnvironment",
-    "Template",
-    "environment_class",
-    "reward_function",
-    "template_of",
-    "template_text",
-]
-
 ENVIRONMENTS: dict[str, type[Environment]] = {"search": SearchEnvironment, "agent": AgentEnvironment}
 
 

@@ -301,11 +301,10 @@ def recompute_layers(model: Any) -> None:
     transformers does so for a layer in training mode only. All else stays in evaluation mode, the layers too while they
     compute: dropout would make another policy than that of π_prox and the engines."""
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True
-            module.register_forward_pre_hook(partial(_set_training, False))
-            module.register_forward_hook(partial(_set_training, True), always_call=True)
+    for layer in layers_of(model):
+        layer.training = True
+        layer.register_forward_pre_hook(partial(_set_training, False))
+        layer.register_forward_hook(partial(_set_training, True), always_call=True)
 
 
 def _set_training(is_training: bool, module: torch.nn.Module, *_: Any) -> None:

@@ -120,16 +120,12 @@ class CheckpointObjects:
 
     async def _restore_file(self, path: str) -> None:
         """Unless the file here begins with the one there: then this machine has written on."""
-        target, theirs = self._folder / path, await self._read(path)
+        target, theirs = self._folder / path, await asyncio.to_thread(self._objects.read, path)
         try:
             if not (target.exists() and target.read_bytes().startswith(theirs)):
                 write_file(target, theirs)
         except OSError as error:
             raise write_failed(target, error) from error
-
-    async def _read(self, path: str) -> bytes:
-        async with aclosing(self._objects.pieces(path)) as pieces:
-            return b"".join([piece async for piece in pieces])
 
     async def _fetch(self, path: str, target: Path) -> None:
         async with aclosing(self._objects.pieces(path)) as pieces:

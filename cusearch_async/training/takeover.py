@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
@@ -19,7 +19,7 @@ from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import changes_since_last_start, place_of_buffer, read_starts, record_start, record_stop
-from cusearch_async.run.identity import ACCEPT_CHANGES, NOBODY, Difference, Identity, not_this_run
+from cusearch_async.run.identity import ACCEPT_CHANGES, Difference, Identity, not_this_run
 from cusearch_async.training.background import in_thread
 from cusearch_async.training.checkpoint import Checkpoint, CheckpointState, check_same_run, state_at
 from cusearch_async.training.checkpoint_objects import learner_checkpoints
@@ -39,25 +39,12 @@ TAKE_OVER_S = 60.0
 """For which another learner may be taking over the same folder; nothing else is done meanwhile."""
 
 
-class OpensBuffer(Protocol):
-    """As `transport.buffer.open_buffer`."""
-
-    def __call__(
-        self,
-        config: Config,
-        patience_s: float,
-        stop: asyncio.Event | None = None,
-        vocab_size: int | None = None,
-        identity: Identity = NOBODY,
-    ) -> AbstractAsyncContextManager[LearnerBuffer]: ...
-
-
 class Leader:
     """Rank 0 of one learner process."""
 
     def __init__(
         self,
-        open_buffer: OpensBuffer,
+        open_buffer: Callable[..., AbstractAsyncContextManager[LearnerBuffer]],
         ranks: Ranks,
         questions: RunQuestions,
         identity: Identity,

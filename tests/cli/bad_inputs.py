@@ -278,7 +278,7 @@ CASES = [
          "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": '{"id": 1, "contents": "où"}'.encode("latin-1")}),
     Case("an empty corpus", "cusearch index mine.toml", r"retriever\.corpus c\.jsonl is empty; it needs lines of",
          "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": ""}),
-    Case("a file for an index", "cusearch index mine.toml", r"retriever\.index i cannot be a folder: i is none that",
+    Case("a file for an index", "cusearch index mine.toml", r"retriever\.index i/manifest\.json cannot be written: Not",
          "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": "no JSON", "i": ""}),
     Case("a passage without text", f"{RETRIEVER} --retriever.corpus c.jsonl", r"c\.jsonl, line 2: 'contents' must be",
          files={"c.jsonl": lines({"id": 1, "contents": "x"}, {"id": 2})}),

@@ -126,7 +126,7 @@ def test_curves_that_were_fetched_too_early_are_fetched_again(host, objects):
     there.start(2, 3)
     for name in ("metrics.jsonl", "eval.jsonl"):
         assert (there.folder / name).read_bytes() == whole
-        assert asyncio.run(CheckpointObjects.of(there.config)._read(name)) == whole
+        assert CheckpointObjects.of(there.config)._objects.read(name) == whole
 
 
 def test_what_was_written_here_since_is_kept(host, objects):

@@ -199,20 +199,17 @@ class SdgaAuto(Method[NoMemory]):
     """SDGA-Auto: the deepest trajectories there are."""
 
     Settings = BucketSettings
+    plan = staticmethod(auto_plan)
 
     def select(self, pool: Candidates, memory: NoMemory, rng: np.random.Generator) -> Selection[NoMemory]:
-        plan, places = auto_plan(pool.s_max, self.budget), _in_buckets(pool, self.settings)
-        return Selection(indices=_follow(plan, pool, places, rng), memory=memory)
+        places = _in_buckets(pool, self.settings)
+        return Selection(indices=_follow(self.plan(pool.s_max, self.budget), pool, places, rng), memory=memory)
 
 
-class SdgaAnti(Method[NoMemory]):
+class SdgaAnti(SdgaAuto):
     """SDGA-Anti: the shallowest trajectories there are."""
 
-    Settings = BucketSettings
-
-    def select(self, pool: Candidates, memory: NoMemory, rng: np.random.Generator) -> Selection[NoMemory]:
-        plan, places = anti_plan(pool.s_max, self.budget), _in_buckets(pool, self.settings)
-        return Selection(indices=_follow(plan, pool, places, rng), memory=memory)
+    plan = staticmethod(anti_plan)
 
 
 def _in_buckets(pool: Candidates, settings: BucketSettings) -> NDArray[np.int64]:
