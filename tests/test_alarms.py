@@ -58,6 +58,17 @@ HEALTHY: dict[str, list[Row]] = {
         {"epoch": 1 + n // 5, "buffer/lost": 0.0, "buffer/quarantined": 17.0 * (n // 5)} for n in range(9)
     ],
     "one look between two heartbeats": [{"rollout/workers": n} for n in (1.0, 1.0, 0.0, 1.0)],
+    "an agent that gives rewards and no answers, and learns": [
+        {"reward/all": 0.1 + 0.02 * n, "reward/em": 0.0, "train/entropy": max(0.1, 1 - 0.05 * n)} for n in range(30)
+    ],
+    "a tool that is seldom used": [
+        {"depth/mean": 0.01 * (1 + n % 5), "depth/generated": [99, 1], "reward/em": 0.5} for n in range(40)
+    ],
+    "three of four tickets without a tool": [{"depth/mean": 0.5, "depth/generated": [75, 0, 25]}] * 9,
+    "an agent that plans": [
+        {"depth/mean": 2.0, "episode/turns": 4.0, "reward/answered": 1.0, "reward/format_valid": 1.0}
+    ]
+    * 9,
     "an entropy that is low before it is known what is usual": [
         {"train/entropy": 0.2 if n < 2 else 1.0, "reward/em": 0.5} for n in range(9)
     ],

@@ -37,7 +37,8 @@ def later(fires: Fires) -> Fires:
 def stops_searching(h: History) -> Finding:
     depth, none = h.average("depth/mean"), h.share_of_depth_0()
     most = best(depth)
-    fires = ((depth < 0.6 * most) | in_a_row(none > 0.6, 3)) & (most > 0.2)
+    more = in_a_row((none > 0.6) & (none > none[:1] + 0.1), 3)  # not of tickets without a tool
+    fires = ((depth < 0.6 * most) | more) & (most > 0.2)
     return Finding(
         fires,
         lambda n: (
@@ -50,7 +51,7 @@ def stops_searching(h: History) -> Finding:
 def searches_more_and_more(h: History) -> Finding:
     depth = h.average("depth/mean")
     earlier = depth - since(depth, LOOK_BACK)
-    fires = (depth > 1.75 * earlier) & ~h.rose() & (earlier > 0)
+    fires = (depth > 1.75 * earlier) & ~h.rose() & (earlier > 0) & (depth > 0.2)
     return Finding(fires, lambda n: f"{earlier[n]:.2f} → {depth[n]:.2f} searches an episode in {LOOK_BACK} steps")
 
 
@@ -88,7 +89,7 @@ def engine_differs(h: History) -> Finding:
 def reward_without_answers(h: History) -> Finding:
     reward, em = (h.average(name) for name in ("reward/all", "reward/em"))
     rose, of_em = (values - values[:1] for values in (reward, em))
-    fires = (rose > 0.1 * h.scale_of_rewards()) & (of_em < RISE)
+    fires = (rose > 0.1 * h.scale_of_rewards()) & (of_em < RISE) & h.compares_answers()
     return Finding(fires, lambda n: f"reward {rose[n]:+.2f}, exact match {of_em[n]:+.2f} since the first step")
 
 
@@ -157,6 +158,9 @@ def wasted_turns(h: History) -> Finding:
     depth, answered = h.of("depth/mean"), h.of("reward/answered")
     wasted = h.of("episode/turns") - depth - answered
     tells = (best(depth) > 0) & (best(answered) > 0)  # some environments count no turns, or name no answers
+    begun = wasted[~np.isnan(wasted)][:1]
+    rose = wasted > begun + 0.3 if begun.size else wasted > 0
+    tells &= (h.of("reward/format_valid") < 0.9) | rose  # an agent may need turns for a plan
     return Finding(
         (wasted > 0.3) & tells, lambda n: f"{wasted[n]:.2f} turns an episode were neither a search nor an answer"
     )
@@ -171,7 +175,7 @@ def slow_worker(h: History) -> Finding:
     slowest = h.of("rollout/slowest_share")
     return Finding(
         in_a_row(slowest < 0.2, 3),
-        lambda n: f"the slowest worker samples {slowest[n]:.1%} of the median's tokens a second",
+        lambda n: f"the slowest worker samples {slowest[n]:.1%} of the median's tokens per second of a request",
     )
 
 

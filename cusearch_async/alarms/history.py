@@ -99,9 +99,14 @@ class History:
         column.extend(map(value, self._rows[len(column) :]))
         return np.array(column, dtype=np.float64)
 
+    def compares_answers(self) -> Fires:
+        """[steps] Whether any answer was right so far: an agent may give rewards in place of answers."""
+        return best(self.of("reward/em")) > 0
+
     def rose(self) -> Fires:
-        """[steps] Whether exact match, on average, has risen by RISE over LOOK_BACK steps."""
-        return since(self.average("reward/em"), LOOK_BACK) >= RISE
+        """[steps] Whether exact match, on average, has risen by RISE over LOOK_BACK steps; without any, the reward."""
+        em, reward = (since(self.average(name), LOOK_BACK) >= RISE for name in ("reward/em", "reward/all"))
+        return np.where(self.compares_answers(), em, reward)
 
 
 def in_a_row(fires: Fires, count: int) -> Fires:

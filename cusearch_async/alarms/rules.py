@@ -199,7 +199,7 @@ RULES = (
     Rule(
         "slow_worker",
         "rollout/slowest_share",
-        "a worker samples less than 0.2 of the median worker's tokens per busy second, in three steps",
+        "a worker samples less than 0.2 of the median worker's tokens per second of a request, in three steps",
         "One worker's machine is overloaded or throttled: pools in ticket order wait for its episodes.",
         "Look at its machine, or end it: its tickets go to others.",
         "cusearch buckets {run}/config.toml --workers",

@@ -62,6 +62,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Raises: ConfigError."""
     config = load_config(arguments.config, overrides)
+    if config.run.colocate:
+        raise ConfigError("run.colocate: only a learner and workers that work at the same time are simulated")
     if arguments.output:
         refuse_unwritable(arguments.output, "--output")
     durations, troubles = _durations(arguments, config), _troubles(arguments)

@@ -24,7 +24,16 @@ _LEDGER = (
     "lost",
     "late_refused",
 )
-_TOTALS = ("sampled_tokens", "busy_s", "alive_s", "weight_load_s", "searches", "search_failures", "late_episodes")
+_TOTALS = (
+    "sampled_tokens",
+    "busy_s",
+    "request_s",
+    "alive_s",
+    "weight_load_s",
+    "searches",
+    "search_failures",
+    "late_episodes",
+)
 
 
 def describe_step(
@@ -148,7 +157,7 @@ class WorkerRates:
 
     def since_last(self, workers: Mapping[str, WorkerStatus], had_questions: bool = True) -> Metrics:
         """Tokens per second of all workers, share of time their engines stood idle, the slowest one's speed; seconds of
-        weight loading; episodes in vain; searches made and attempts failed, and the slowest worker's 99th percentile of
+        weight loading; wasted episodes; searches made and attempts failed, and the slowest worker's 99th percentile of
         a search's seconds. Without the first three where the workers had no questions left, which is the end of the run
         and not their speed, and where none has reported since the last step: a step can be shorter than a heartbeat."""
         now = {
@@ -168,7 +177,10 @@ class WorkerRates:
             "rollout/tokens_per_s": sum(totals["sampled_tokens"] / totals["alive_s"] for totals in since.values()),
             "rollout/idle_share": max(0.0, 1 - total["busy_s"] / total["alive_s"]) if since else 0.0,
         }
-        speeds = [totals["sampled_tokens"] / totals["busy_s"] for totals in since.values() if totals["busy_s"] > 0]
+        # of a request: who has few at once samples fewer tokens a second, and is not slow
+        speeds = [
+            totals["sampled_tokens"] / totals["request_s"] for totals in since.values() if totals["request_s"] > 0
+        ]
         if len(speeds) > 1 and (usual := float(np.median(speeds))) > 0:
             rates["rollout/slowest_share"] = min(speeds) / usual
         return (rates if had_questions and (since or not now) else {}) | {

@@ -227,7 +227,7 @@ FAMILIES = (
             Metric(
                 "rollout/slowest_share",
                 "share",
-                "of the median worker's tokens per busy second: the slowest's; where there are several",
+                "of the median worker's tokens per second of a request: the slowest's; where there are several",
             ),
             Metric("rollout/late_episodes", "count", "wasted episodes: another worker finished first"),
             Metric("rollout/weight_load_s", "s", "loading weights, all workers since the last step"),

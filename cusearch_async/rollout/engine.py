@@ -87,6 +87,8 @@ class Engine:
         self._adapter: LoRARequest | None = None
         """The loaded adapter; None for the model alone."""
         self.sampled_tokens = 0
+        self.request_s = 0.0
+        """Seconds of all requests that are over, together."""
         self._running = 0
         self._busy_s = 0.0
         self._busy_since = 0.0
@@ -331,13 +333,15 @@ class Engine:
 
     @asynccontextmanager
     async def _busy(self) -> AsyncIterator[None]:
+        began = time.monotonic()
         if self._running == 0:
-            self._busy_since = time.monotonic()
+            self._busy_since = began
             self._watching = asyncio.create_task(self._end_when_it_hangs())
         self._running += 1
         try:
             yield
         finally:
+            self.request_s += time.monotonic() - began
             self._running -= 1
             if self._running == 0:
                 assert self._watching is not None

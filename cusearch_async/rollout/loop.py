@@ -319,6 +319,7 @@ class RolloutLoop:
             most_frequent_failure=failures.most_frequent,
             sampled_tokens=engine.sampled_tokens,
             busy_s=round(engine.busy_s, 3),
+            request_s=round(engine.request_s, 3),
             last_token_age_s=round(engine.last_token_age_s, 1),
             alive_s=round(time.monotonic() - activity.ready_at, 3),
             weight_loads=activity.weight_loads,

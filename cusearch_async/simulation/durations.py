@@ -68,6 +68,7 @@ def recorded_durations(folder: Path, config: Config) -> Durations:
     found = [t for step in steps for t in read_record(folder, step).trajectories(config.episode.max_trajectory_tokens)]
 
     loads = [row.get("rollout/weight_load_s", 0.0) / max(1.0, row.get("rollout/workers", 1.0)) for row in rows]
+    loads = [load for load in loads if load > 0] or [0.0]  # not each step has one
     return Durations(
         episode_s=np.array([t.episode_s for t in found]),
         searches=float(np.mean([t.depth for t in found])),

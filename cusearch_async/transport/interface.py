@@ -162,7 +162,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     episodes: int = 0
     """Episodes that were finished and buffered."""
     late_episodes: int = 0
-    """Episodes in vain: another worker was faster."""
+    """Wasted episodes: another worker finished first."""
     failed_episodes: int = 0
     failed_episodes_by_kind: str = ""
     most_frequent_failure: str = ""
@@ -170,6 +170,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     sampled_tokens: int = 0
     busy_s: float = 0.0
     """Seconds with at least one request in the engine."""
+    request_s: float = 0.0
+    """Seconds of all requests to the engine, together."""
     last_token_age_s: float = 0.0
     """Seconds since the engine produced a token, while it has requests."""
     alive_s: float = 0.0

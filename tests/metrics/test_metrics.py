@@ -114,10 +114,12 @@ def test_what_right_answers_earn_more_is_told_where_there_are_right_and_wrong_on
 def test_the_slowest_worker_is_measured_against_the_median_while_it_works():
     rates = WorkerRates()
     workers = {
-        name: WorkerStatus(sampled_tokens=tokens, busy_s=busy_s, alive_s=10)
-        for name, tokens, busy_s in (("a", 1000, 5), ("b", 400, 2), ("slow", 80, 8), ("idle", 0, 0))
+        name: WorkerStatus(sampled_tokens=tokens, request_s=request_s, busy_s=9, alive_s=10)
+        for name, tokens, request_s in (("a", 1000, 50), ("few at once", 40, 2), ("slow", 80, 80), ("idle", 0, 0))
     }
-    assert rates.since_last(workers)["rollout/slowest_share"] == pytest.approx(10 / 200)
+    assert rates.since_last(workers)["rollout/slowest_share"] == pytest.approx(1 / 20)
+    faster = {name: workers[name] for name in ("a", "few at once")}
+    assert WorkerRates().since_last(faster)["rollout/slowest_share"] == 1, "which has few episodes is not slow"
     assert "rollout/slowest_share" not in rates.since_last({}), "nor of one alone"
 
 

@@ -18,7 +18,7 @@ SMALL = ("--pool.questions", "4", "--pool.rollouts", "2", "--method.budget", "4"
 
 
 class FakeEngine:
-    sampled_tokens, busy_s, last_token_age_s = 0, 0.0, 0.0
+    sampled_tokens, busy_s, request_s, last_token_age_s = 0, 0.0, 0.0, 0.0
 
     def __init__(self) -> None:
         self.loaded, self.version = "", -1

@@ -37,7 +37,7 @@ class Engine:
         self.version = -1
         self.loaded = ""
         self.sampled_tokens = 0
-        self.busy_s = 0.0
+        self.busy_s = self.request_s = 0.0
         self.last_token_age_s = 0.0
 
     @classmethod
@@ -61,6 +61,7 @@ class Engine:
         logprobs = np.array([-draw.uniform(2, 6) for _ in ids], dtype=np.float32)
         self.sampled_tokens += len(ids)
         self.busy_s += time.monotonic() - began
+        self.request_s += time.monotonic() - began
         return Turn(ids, logprobs, versions)
 
     async def load(self, source: WeightSource, name: str, check: bool) -> None:
