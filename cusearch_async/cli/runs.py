@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +111,16 @@ def list_runs(arguments: argparse.Namespace, _: list[str]) -> None:
         console.print(plain(line), soft_wrap=True)
 
 
+def _local(time: str) -> str:
+    return datetime.fromisoformat(time).astimezone().isoformat(" ")
+
+
 def _cells(run: KeptRun, is_wide: bool) -> list[str]:
     last = run.rows[-1] if run.rows else {}
     start = run.starts[-1] if run.starts else None
     return [
         run.folder.name,
-        run.starts[0].time[0 if is_wide else 5 : 16].replace("T", " ") if run.starts else "–",
+        _local(run.starts[0].time)[0 if is_wide else 5 : 16] if run.starts else "–",
         str(run.setting("method", "name")),
         f"{steps_done(run.rows)}/{run.setting('run', 'steps')}",
         _figure(last, "reward/em"),
@@ -173,7 +178,7 @@ def _figures(runs: Sequence[KeptRun]) -> Table:
     shown = Table(title=f"means of steps {last[0]} to {last[-1]}", title_justify="left")
     shown.add_column("")
     for name in names_of([run.folder for run in runs]):
-        shown.add_column(name, justify="right", overflow="fold")
+        shown.add_column(plain(name), justify="right", overflow="fold")
     for name, text in COMPARED.items():
         shown.add_row(text, *(_mean([row for row in run.rows if row["step"] in last], name) for run in runs))
     shown.add_row(*_held_out(runs))

@@ -28,7 +28,7 @@ MOST = 200
 MOST_EARLIER = 5
 """Steps in which a question is shown again."""
 _OF_EPISODE = ("model", "environment")
-_PAIR = re.compile(r"<([A-Za-z][\w.-]{0,30})>.*?</\1>", re.DOTALL)
+_OPEN = re.compile(r"<([A-Za-z][\w.-]{0,30})>")
 _SEARCH_R1 = ("think", "search", "information", "answer")
 """Tags with colours that do not depend on what else is on the page."""
 _OTHER_COLOURS = 6
@@ -168,10 +168,24 @@ def _spread(episodes: Sequence[Trajectory]) -> list[int]:
 def _colours(texts: Sequence[Stretches]) -> dict[str, str]:
     """Tag -> CSS class, for the tags around what policy and environment wrote: the most frequent ones."""
     written = ["".join(text for author, text in of_episode if author in _OF_EPISODE) for of_episode in texts]
-    found = Counter(name for text in written for name in {pair[1] for pair in _PAIR.finditer(text)})
+    found = Counter(name for text in written for name in _closed(text))
     known = [name for name in _SEARCH_R1 if any(f"<{name}>" in text for text in written)]
     others = [name for name, _ in found.most_common() if name not in known][:_OTHER_COLOURS]
     return {name: name for name in known} | {name: f"other{number}" for number, name in enumerate(others)}
+
+
+def _closed(text: str) -> set[str]:
+    """Names of the outermost tags that are closed. One that never is, is looked for once: a text of thousands of them
+    takes no longer."""
+    found, never, place = set[str](), set[str](), 0
+    while (tag := _OPEN.search(text, place)) is not None:
+        place, end = tag.end(), -1 if tag[1] in never else text.find(f"</{tag[1]}>", tag.end())
+        if end < 0:
+            never.add(tag[1])
+        else:
+            found.add(tag[1])
+            place = end
+    return found
 
 
 def _pieces(author: str, text: str, colours: Mapping[str, str]) -> list[tuple[str, str]]:

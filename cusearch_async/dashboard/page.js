@@ -85,7 +85,7 @@ const CHARTS = {
   selected: { title: "What is trained on", note: "share of the selected by depth", range: [0, 1], stacked: true, series: () => depthShares("depth/selected") },
   ofDepth: { title: "Reward by depth", note: "mean of the pool's trajectories", range: [0, 1], series: () => byDepth("by_depth/reward") },
   emOfDepth: { title: "Exact match by depth", range: [0, 1], series: () => byDepth("by_depth/em") },
-  groups: { title: "Groups", note: "only mixed ones teach", range: [0, 1], stacked: true, series: () => [
+  groups: { title: "Groups", note: "by exact match of their answers", range: [0, 1], stacked: true, series: () => [
     line("groups/solved_share", "all right", "green"), line("groups/mixed_share", "mixed", "blue"), line("groups/hopeless_share", "none right", "red")] },
   equal: { title: "Groups of equal rewards", note: "share of the selected", range: [0, 1], series: () => [
     line("groups/zero_variance_share", "equal rewards", "red"), line("groups/singleton_share", "alone in their group", "violet"), line("selection/usable_share", "usable", "green")] },
@@ -147,8 +147,8 @@ function draw(place, spec, series, steps = axis()) {
   });
   const colours = series.map((one) => css(one.colour));
   const smooth = series.map((one) => steps.length >= SMOOTHED_FROM && !spec.stacked && !one.points && !one.isBound && !one.stepped);
-  const limits = extent(series.flatMap((one) => one.raw));
-  const isOutside = spec.range && !spec.stacked && (limits[0] < spec.range[0] - 0.1 || limits[1] > spec.range[1] + 0.1);
+  const raw = series.flatMap((one) => one.raw), limits = extent(raw);
+  const isOutside = spec.range && !spec.stacked && raw.some((value) => isNumber(value) && (value < spec.range[0] || value > spec.range[1]));
   const order = series.map((_, number) => number);
   if (spec.stacked) order.reverse(); // the highest sum first, so that lower areas cover it
   const high = series.findIndex((one) => one.isBand) + 1;
@@ -241,7 +241,7 @@ function tiles() {
     tile("EM, sampled", fixed(last("reward/em")), change("reward/em", 2)),
     tile("searches", fixed(last("depth/mean")), change("depth/mean", 2)),
     isNumber(last("selection/phase")) ? tile("phase", fixed(last("selection/phase"), 0), `of ${(data.bounds.s_max ?? 1) - 1}`)
-      : tile("groups that teach", share(isNumber(last("groups/mixed_share")) ? last("groups/mixed_share") : null), "mixed rewards"),
+      : tile("usable", share(isNumber(last("selection/usable_share")) ? last("selection/usable_share") : null), "of what is trained on"),
     tile("learner idle", share(last("learner/idle_share")), `engines ${share(column("rollout/idle_share").filter(isNumber).at(-1))}`),
     tile("staleness", fixed(last("staleness/mean"), 1), `at most ${fixed(last("staleness/max"), 0)}, bound ${data.bounds.staleness ?? "–"}`));
 }

@@ -36,6 +36,9 @@ Scores = dict[str, dict[str, Any]]
 FIGURES = ("em", "sub_em", "f1", "reward", "depth", "answered", "format_valid")
 """em: exact match. sub_em: the answer contains a gold answer, what some papers call EM. depth: searches that
 found something. answered: the episode ended with an answer."""
+SHARES = frozenset({"em", "sub_em", "answered", "format_valid"})
+"""Those that are 0 or 1 of an episode."""
+Z95 = 1.96
 
 
 async def evaluate(
@@ -128,7 +131,15 @@ def _score(members: Sequence[Trajectory], metric: Metric) -> dict[str, Any]:
     for column, name in enumerate(FIGURES):
         scores[name] = float(means[column])
         scores[f"{name}_interval"] = [float(bound) for bound in intervals[:, column]]
+        if name in SHARES and means[column] in (0, 1):
+            scores[f"{name}_interval"] = _of_equal(means[column], len(members))
     return scores
+
+
+def _of_equal(share: float, count: int) -> list[float]:
+    """Wilson's interval of a share of 0 or 1, for which resampling has none."""
+    room = Z95**2 / (count + Z95**2)
+    return [0.0, room] if share == 0 else [1 - room, 1.0]
 
 
 async def score_all(

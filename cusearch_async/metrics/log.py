@@ -31,9 +31,10 @@ class MetricsLog:
         """Raises: WriteFailed."""
         append_row(self._path, {"step": step, "epoch": self._epoch, "time": round(time.time(), 3), **metrics})
         self._curves.write(step, scalars(metrics))
-        text = "step %d  reward %.3f  em %.3f  depth %.2f  phase %d  staleness %.1f"
-        phase, figures = metrics.get("selection/phase", 0), ("reward/all", "reward/em", "depth/mean")
-        log.info(text, step, *(metrics[name] for name in figures), phase, metrics["staleness/mean"])
+        phase = f"  phase {metrics['selection/phase']:g}" if "selection/phase" in metrics else ""
+        figures = (metrics[name] for name in ("reward/all", "reward/em", "depth/mean"))
+        text = "step %d  reward %.3f  em %.3f  depth %.2f%s  staleness %.1f"
+        log.info(text, step, *figures, phase, metrics["staleness/mean"])
 
     def close(self) -> None:
         """Raises: WriteFailed."""

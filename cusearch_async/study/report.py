@@ -162,7 +162,7 @@ def _part(part: Part, plan: Plan, tables: Tables) -> str:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return "\n" + "".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |\n" for line in lines)
 
 
 def _measures(variants: Sequence[Variant], plan: Plan, tables: Tables) -> str:

@@ -80,6 +80,10 @@ async def test_the_times_of_a_run_may_be_overridden(cusearch, recorded_run, atla
         ([], "simulate needs times: --from RUN_FOLDER of a run with records, or --episode-s and --update-s"),
         (["--episode-s", "6,15"], "simulate needs times"),
         (["--from", "nowhere"], "nowhere"),
+        (
+            [*TIMES, "--run.colocate", "true", "--learner.reference", "cpu"],
+            "run.colocate: only a learner and workers that work at the same time",
+        ),
     ],
 )
 def test_a_mistake_is_said_in_one_line(cusearch, atlas_config, arguments, said):

@@ -109,9 +109,13 @@ def test_every_figure_has_an_interval_around_it():
             assert low <= figures[name] <= high
 
 
-def test_one_question_has_an_interval_of_no_width():
-    score = summarize(EPISODES[:1], QUESTIONS[:1])["all"]
-    assert score["em_interval"] == [score["em"], score["em"]]
+def test_answers_that_are_all_wrong_or_all_right_leave_room_for_others():
+    """Resampling gave [0, 0] for 20 wrong answers of 20, where Wilson's interval goes to 0.16."""
+    questions = [QUESTIONS[0]] * 20
+    for em, interval in ((0.0, [0.0, 0.1611]), (1.0, [0.8389, 1.0])):
+        score = summarize([replace(EPISODES[0], em=em)] * 20, questions)["all"]
+        assert score["em_interval"] == pytest.approx(interval, abs=1e-4)
+        assert score["reward_interval"] == [score["reward"]] * 2
 
 
 def test_the_table_names_categories_counts_and_intervals():

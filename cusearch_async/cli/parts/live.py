@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from cusearch_async.dashboard.page import write_page
 from cusearch_async.data.questions import has_held_out
 from cusearch_async.errors import MissingExtra, ProcessDied, first_line
 from cusearch_async.lifecycle.progress import log_waiting, next_line_s
-from cusearch_async.metrics.files import read_metrics, seconds_per_step, steps_done
+from cusearch_async.metrics.files import MetricsFile, seconds_per_step, steps_done
 from cusearch_async.run.folder import CURVES, METRICS, PAGE
 from cusearch_async.run.history import read_starts
 from cusearch_async.training.alarms import text_of
@@ -172,15 +172,17 @@ def refuse_stopped_early(config: Config) -> None:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl, which is read again only when it has changed."""
-    path = folder / METRICS
-    status = path.stat() if path.exists() else None
-    return _read_rows(path, status.st_size, status.st_mtime_ns) if status else []
+    """The rows of a run's metrics.jsonl; only what was appended is read again."""
+    return _metrics_file(folder / METRICS).read()
 
 
 @functools.lru_cache(maxsize=1)
-def _read_rows(path: Path, _size: int, _changed: int) -> list[dict[str, Any]]:
-    return read_metrics(path)
+def _metrics_file(path: Path) -> MetricsFile:
+    return MetricsFile(path)
+
+
+def _phase(row: Mapping[str, Any]) -> str:
+    return f"{row['selection/phase']:g}" if "selection/phase" in row else "–"
 
 
 def progress_table(rows: list[dict[str, Any]]) -> Table:
@@ -192,7 +194,7 @@ def progress_table(rows: list[dict[str, Any]]) -> Table:
         shown.add_column(name, justify="left" if depths in name else "right", no_wrap=True, vertical="bottom")
     for row in rows[-12:]:
         figures = (f"{row['reward/all']:.3f}", f"{row['reward/em']:.3f}", f"{row['depth/mean']:.2f}")
-        pools = (bars(row["depth/generated"]), bars(row["depth/selected"]), f"{row.get('selection/phase', 0):g}")
+        pools = (bars(row["depth/generated"]), bars(row["depth/selected"]), _phase(row))
         times = (f"{row['time/wait_s']:.1f}", f"{row['time/update_s']:.1f}")
         staleness = f"{row['staleness/min']:g}-{row['staleness/max']:g}"
         shown.add_row(str(row["step"]), *figures, *pools, staleness, *times)
