@@ -117,10 +117,15 @@ class Ranks:
 
     def wait_for_answers(self, name: str, within_s: float = math.inf) -> list[str]:
         """Rank 0, from any thread: the texts of all other ranks, in their order, as soon as all have answered; after
-        `within_s` of those that have."""
+        `within_s` of those that have. Raises: RanksFailed for a rank that has not reported meanwhile for as long as a
+        collective may take."""
         texts, deadline = [], time.monotonic() + within_s
         for rank in range(1, self.size):
             while (text := self._read(f"{name}/{rank}")) is None and time.monotonic() < deadline:
+                if rank in self.silent(self._timeout_s):
+                    raise RanksFailed(
+                        f"rank {rank} has not reported for {self._timeout_s:g} s; see the log of that rank"
+                    )
                 time.sleep(_POLL_S)
             if text is not None:
                 self._store.delete_key(self._name(f"{name}/{rank}"))

@@ -32,7 +32,7 @@ class GpuLock:
 
     def __init__(self, folder: Path, role: Literal["learner", "engine"], patience_s: float) -> None:
         self._path = folder / run_folder.GPUS
-        self._file = self._path.open("a")
+        self._file = self._path.open("a+")  # a shared lock on NFS needs a file that can be read
         self._kind = fcntl.LOCK_EX if role == "learner" else fcntl.LOCK_SH
         self._others = "the engines" if role == "learner" else "the learner"
         self._patience_s = patience_s

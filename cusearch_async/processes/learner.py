@@ -48,7 +48,6 @@ def _lead(config: Config, ranks: Ranks, tokenizer: Any, accept_changes: bool) ->
         run_folder.mark(folder, config.run.name)
     own = identity_of(config, questions.all, tokenizer)
     identity = asyncio.run(_with_retriever(own, config, accept_changes))
-    ranks.tell(b"begin")  # the others load nothing before, and wait in no collective, which would time out
     with run_folder.hold_as_learner(config.folder):
         Leader(open_buffer, ranks, questions, identity, config, accept_changes, lock).lead(DeepSpeedLearner)
 

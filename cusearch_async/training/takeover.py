@@ -72,6 +72,7 @@ class Leader:
         learner; and all errors of training."""
         config = self._config
         newest = asyncio.run(self._newest_checkpoint())
+        self._ranks.tell(b"begin")  # the others load nothing before, and wait in no collective, which would time out
         with log_waiting(log, f"waiting for {config.model.location} to be loaded"):
             learner = make_learner(config, self._ranks)
         if newest is not None and not is_sealed(newest.path):  # another learner is alive and has deleted it

@@ -35,13 +35,13 @@ _OUTAGE = (
     exceptions.MasterDownError,
     exceptions.OutOfMemoryError,
 )
-_OUTAGE_WORDS = ("READONLY", "OOM command", "MASTERDOWN", "LOADING", "MISCONF", "BUSY", "NOREPLICAS")
-"""Errors that may pass: no answer, not the master, out of memory, disk full, another script running. Redis 6 wraps them
-in the error of a script, so the text is checked too."""
+_OUTAGE_WORDS = ("READONLY", "OOM command", "MASTERDOWN", "LOADING", "MISCONF", "BUSY", "NOREPLICAS", "UNBLOCKED")
+"""Errors that may pass: no answer, not the master (any more), out of memory, disk full, another script running. Redis 6
+wraps them in the error of a script, so the text is checked too."""
 _CLOSED = "the handler is closed"
 """In uvloop's RuntimeError for a connection that was lost between two steps of the client; redis-py lets it through."""
 _REFUSALS = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
-_REFUSAL_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM", "user executing the script can't")
+_REFUSAL_WORDS = ("DENIED", "NOAUTH", "WRONGPASS", "NOPERM", "user executing the script can't")
 _NO_DATABASE = ("DB index is out of range", "invalid DB index")
 
 

@@ -36,6 +36,8 @@ RETRY_S = 1.0
 CONNECT_S = 15.0
 SILENCE_S = 30
 """The other machine is taken for dead after this time without data."""
+_OF_A_PROXY = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+"""Of a proxy, or a relay, that does not reach the learner."""
 ATTEMPTS = 3
 """To download a file, without a byte of progress."""
 
@@ -140,9 +142,8 @@ class Downloads(Copies):
                         f"{self._run_folder}"
                     )
                 if response.status >= HTTPStatus.BAD_REQUEST:
-                    raise WeightsUnavailable(
-                        f"the learner at {self._url} answers {response.status}: {(await response.text())[:500]}"
-                    )
+                    kind = LearnerUnreachable if response.status in _OF_A_PROXY else WeightsUnavailable
+                    raise kind(f"the learner at {self._url} answers {response.status}: {(await response.text())[:500]}")
                 if response.status == HTTPStatus.ACCEPTED:
                     raise _NotYet(f"{self._url} does not have it yet")
                 yield response

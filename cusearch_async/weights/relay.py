@@ -19,7 +19,7 @@ from aiohttp import web
 
 from cusearch_async.concurrency import InFlight
 from cusearch_async.config import Config, weights_token
-from cusearch_async.errors import ConfigError, CusearchError, WeightsUnavailable
+from cusearch_async.errors import ConfigError, CusearchError, LearnerUnreachable, WeightsUnavailable
 from cusearch_async.weights.downloads import SILENCE_S, Downloads, downloading
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.http import Server, listening
@@ -27,6 +27,7 @@ from cusearch_async.weights.interface import OpenedVersion
 
 log = logging.getLogger(__name__)
 
+COMPARING_S = 5.0
 COMPARED_S = 10.0
 """For so long a version that is here needs no question."""
 
@@ -86,7 +87,9 @@ class Relay(Server):
         except TimeoutError:
             return web.json_response({}, status=HTTPStatus.ACCEPTED)
         except WeightsUnavailable as error:
-            return web.json_response({"error": str(error)}, status=HTTPStatus.NOT_FOUND)
+            is_reached = not isinstance(error, LearnerUnreachable)
+            status = HTTPStatus.NOT_FOUND if is_reached else HTTPStatus.BAD_GATEWAY
+            return web.json_response({"error": str(error)}, status=status)
         except CusearchError as error:
             return web.json_response({"error": str(error)}, status=HTTPStatus.BAD_GATEWAY)
         return None
@@ -97,9 +100,16 @@ class Relay(Server):
         is_here = name in self._compared and self._store.directory(name).exists()
         if is_here and began - self._compared[name] < COMPARED_S:
             return
-        if not (is_here and await self._downloads.is_current(name)):
+        if not (is_here and await self._is_current(name)):
             await self._downloading.share(name, lambda: self._downloads.open(name))
         self._compared[name] = began
+
+    async def _is_current(self, name: str) -> bool:
+        """A learner that is silent cannot be asked, as one that is gone."""
+        try:
+            return await asyncio.wait_for(self._downloads.is_current(name), COMPARING_S)
+        except TimeoutError:
+            return True
 
     async def _last(self, request: web.Request) -> web.StreamResponse:
         """The learner's answer to this client, once its version is here."""

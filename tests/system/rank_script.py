@@ -63,6 +63,11 @@ def main() -> None:  # noqa: PLR0912  (one for each word)
                     ranks.sum(torch.ones(1))
             except RanksFailed as error:
                 said(failed=str(error))
+        elif word == "answers":
+            try:
+                ranks.wait_for_answers("of nobody")
+            except RanksFailed as error:
+                said(failed=str(error))
         elif word == "silent":
             said(silent=ranks.silent(1.5))
         elif word == "wait":

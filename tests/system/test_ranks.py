@@ -175,6 +175,14 @@ def test_a_rank_that_is_busy_is_named(start_ranks):
     assert said.startswith("rank 1 (alive, but busy) did not arrive at a collective, or left it; see the log")
 
 
+def test_who_waits_for_the_answer_of_a_rank_that_has_died_is_told(start_ranks):
+    """A checkpoint that a dead rank was writing: rank 0 waited for ever, and said nothing."""
+    ranks = start_ranks(2, TIMEOUT_S=str(3 * SLOW))
+    ranks.processes[1].kill()
+    ranks.say(0, "answers")
+    assert ranks.answer(0, "failed") == f"rank 1 has not reported for {3 * SLOW:g} s; see the log of that rank"
+
+
 def test_a_rank_that_dies_is_named_at_once(start_ranks):
     """By the ranks that are connected with it, and these end; so whoever waits for them learns of it too."""
     ranks = start_ranks(3, TIMEOUT_S="600")

@@ -97,6 +97,23 @@ async def test_an_outage_is_ridden_out_and_every_write_happens_once(server):
         assert (ledger.finished, ledger.duplicates_refused) == (N * G, 0)
 
 
+async def test_who_waits_for_news_of_a_master_that_becomes_a_replica_waits_on(server):
+    """A planned failover ended all workers with a traceback."""
+    async with buffer_on(server.url) as buffer:
+        await start(buffer)
+        await buffer.wait_for_news(0.1)
+        waiting = asyncio.create_task(buffer.wait_for_news(20 * SLOW))
+        is_blocked = lambda: server.client.info("clients")["blocked_clients"] == 1  # noqa: E731
+        await asyncio.to_thread(wait_until, is_blocked, 20)
+        server.client.replicaof("127.0.0.1", free_port())
+        server.client.replicaof("no", "one")
+        await buffer.admit("w", 0, N * G)
+        await fill(buffer, [])
+        await asyncio.sleep(0)
+        assert not (waiting.done() and waiting.exception())
+        waiting.cancel()
+
+
 async def test_an_outage_that_lasts_ends_by_name(server):
     async with buffer_on(server.url, patience_s=0.5) as buffer:
         await start(buffer)
@@ -335,6 +352,8 @@ class FailingClient:
         (exceptions.ReadOnlyError("You can't write against a read only replica."), True, "cannot be reached"),
         (exceptions.ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), True, "No space"),
         (exceptions.ResponseError("BUSY Redis is busy running a script"), True, "BUSY"),
+        (exceptions.ResponseError("UNBLOCKED force unblock from blocking operation"), True, "UNBLOCKED"),
+        (exceptions.ResponseError("DENIED Redis is running in protected mode"), False, "refuses the connection"),
         (exceptions.MovedError("1180 10.0.0.7:6379"), False, "Redis Cluster is not supported.*1180 10.0.0.7:6379"),
         (exceptions.AuthenticationError("WRONGPASS invalid username-password pair"), False, "refuses the connection"),
         (

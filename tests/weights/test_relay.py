@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 
 from cusearch_async.config import Config
-from cusearch_async.errors import ConfigError, WeightsUnavailable
+from cusearch_async.errors import ConfigError, LearnerUnreachable, WeightsUnavailable
 from cusearch_async.weights import downloads as client
 from cusearch_async.weights import http, relay
 from cusearch_async.weights.downloads import Downloads
@@ -72,6 +74,29 @@ async def test_the_learner_sends_a_version_once_to_many_machines(site, sent):
     files = sorted([f"/weights/{name}/{MANIFEST}", f"/weights/{name}/{TENSORS}"])
     assert sorted(path for host, path in sent if host == "learner") == files
     assert sorted(path for host, path in sent if host == "relay") == sorted(3 * files)
+
+
+async def test_a_learner_that_is_gone_is_no_missing_version(site):
+    """Its workers wait where they ask it themselves; behind a relay they ended."""
+    name = site.publish(1)
+    async with relaying(site.relay_config()), site.behind("a") as downloads:
+        async with site.learner.serving():
+            await downloads.open(name)
+        with pytest.raises(LearnerUnreachable, match="answers 502"):
+            await downloads.open(site.publish(2))
+
+
+async def test_what_a_relay_has_is_served_while_the_learner_is_silent(site, monkeypatch):
+    """It asked again and again whether its copy was the learner's."""
+    monkeypatch.setattr(relay, "COMPARED_S", 0.0)
+    monkeypatch.setattr(relay, "COMPARING_S", 0.2)
+    name = site.publish(1)
+    async with relaying(site.relay_config()):
+        async with site.learner.serving(), site.behind("a") as downloads:
+            await downloads.open(name)
+        with socket.create_server(("127.0.0.1", urlsplit(site.url).port)):
+            async with site.behind("b") as downloads:
+                assert same(await asyncio.wait_for(downloads.open(name), 20 * SLOW), tensors(1))
 
 
 async def test_a_relay_behind_a_relay_passes_on_what_it_gets(site, tmp_path):

@@ -27,7 +27,7 @@ from cusearch_async.lifecycle.gpus import Gpus, divide
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.run import folder as run_folder
-from cusearch_async.run.history import now, read_starts, read_stop
+from cusearch_async.run.history import Start, read_starts, read_stop
 from cusearch_async.run.provenance import COMMAND
 from cusearch_async.training.checkpoint import checkpoints_of
 from cusearch_async.transport.server import holding_data, is_listening, own_server
@@ -199,13 +199,13 @@ class Fleet:
 
         With `accept_changes` the learner takes over first: until then Redis holds the old run contract, and the other
         processes would be refused. So it does in a run that was finished, where they would end at once."""
-        began, earlier = now(), read_starts(self._config.folder)
+        earlier = read_starts(self._config.folder)
         stop = read_stop(self._config.folder, earlier[-1].epoch) if earlier else None
         options = [*_gpu_option(self._gpus.learner), *(["--accept-changes"] if accept_changes else [])]
         self.start_command("learner", "worker", "learner", options=options, env={COMMAND: shlex.join(sys.argv)})
         if accept_changes or (stop is not None and stop.outcome == "finished"):
             with log_waiting(log, "waiting for the learner to take over the run"):
-                self.wait(lambda: self._has_taken_over(began) or self.has_ended("learner"))
+                self.wait(lambda: self._has_taken_over(earlier) or self.has_ended("learner"))
         if self._config.eval.every:
             self.start_command("evaluator", "worker", "evaluator", options=_gpu_option(self._gpus.evaluator))
         if self._config.run.trackers:
@@ -215,10 +215,10 @@ class Fleet:
             own = {"CUSEARCH_WORKER_INDEX": str(index)}
             self.start_command(f"rollout-{index}", "worker", "rollout", options=_gpu_option(gpus), env=own)
 
-    def _has_taken_over(self, began: str) -> bool:
+    def _has_taken_over(self, earlier: Sequence[Start]) -> bool:
         """Whether there is a start of this learner, which may first fetch those of learners elsewhere."""
-        own = socket.gethostname(), self.children["learner"].process.pid
-        return any((one.host, one.pid) == own and one.time >= began for one in read_starts(self._config.folder))
+        own, before = (socket.gethostname(), self.children["learner"].process.pid), {one.epoch for one in earlier}
+        return any((one.host, one.pid) == own and one.epoch not in before for one in read_starts(self._config.folder))
 
     def start_page(self) -> str:
         """Start the server of the run's page; its address."""
