@@ -6,8 +6,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -32,6 +34,9 @@ log = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 2**16
 """Of an answer: it is stored with the trajectory."""
+THREADS = 1024
+"""At most; they are made when they are needed."""
+_in_program = ContextVar("in a program of the user's", default=False)
 ATTEMPTS, END_S = 5, 3.0
 """So often is a program cancelled that does not end, and so long waited for each time."""
 
@@ -58,6 +63,7 @@ class AgentRunner(EpisodeRunner):
         addresses = {own.remote for own in agents.values() if own.remote}
         if len(addresses) > 1:
             raise ConfigError(f"environment.LABEL.remote must be the same for all, got {', '.join(sorted(addresses))}")
+        self._prepared: asyncio.AbstractEventLoop | None = None
         self._remote = Remote(agents_token()) if addresses else None
         self._gateway = Gateway(settings, next(iter(addresses), ""), self._remote, -1 if is_evaluator else 0)
         parsers = {label: parser_of(label, own, tokenizer, template_arguments) for label, own in agents.items()}
@@ -66,10 +72,18 @@ class AgentRunner(EpisodeRunner):
         special = special_tokens(tokenizer) if agents else frozenset()
         self.chat = ChatPolicy(policy, tokenizer, settings, seed, template_arguments, parsers, end, further, special)
 
+    def _prepare(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What runs in threads must not wait for programs that wait there, too: there are threads for all."""
+        if self._prepared is not loop:
+            self._prepared = loop
+            loop.set_default_executor(ThreadPoolExecutor(THREADS, "work"))
+            loop.set_task_factory(_make_task)
+
     async def run(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
     ) -> Trajectory:
         environment = self._environments[question.environment]
+        self._prepare(asyncio.get_running_loop())
         if not isinstance(environment, AgentEnvironment):
             return await super().run(question, ticket, rollout, worker, temperature)
         started = time.monotonic()
@@ -163,8 +177,22 @@ def _checked(result: object, name: str) -> str | float | None:
     raise EpisodeFailed(f"{name} must return a text, a finite number or None, got {result!r:.100}")
 
 
+def _make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+    """A task begun by a program may exit, too: asyncio would end the whole loop."""
+    contained = _contained(work) if _in_program.get() and asyncio.iscoroutine(work) else work
+    return asyncio.Task(contained, loop=loop, **options)
+
+
+async def _contained(work: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await work
+    except SystemExit as error:
+        raise EpisodeFailed(f"SystemExit: {error}") from error
+
+
 async def _outcome(program: Callable[..., Awaitable[Any]], *given: Any) -> Any:
     """What it returns, or the error with which it ends; a user's program may raise anything."""
+    _in_program.set(True)
     try:
         return await program(*given)
     except (Exception, SystemExit) as error:

@@ -178,7 +178,9 @@ class Gateway:
         except Refused as error:
             refusal = error
         except web.HTTPException as error:
-            refusal = Refused(f"{request.method} {request.path.partition('/v1')[2]}: {error}", status=error.status)
+            path = request.path.removeprefix("/sessions/").partition("/")[2]
+            served = ", ".join(f"/v1/{api}" for api in _APIS)
+            refusal = Refused(f"{request.method} /{path}: {error}; asked is at {served}", status=error.status)
         except CusearchError as error:  # a search may be tried again
             status = HTTPStatus.BAD_GATEWAY if isinstance(error, RetrievalError) else HTTPStatus.BAD_REQUEST
             refusal = Refused(str(error), code=type(error).__name__, status=status)
@@ -187,7 +189,7 @@ class Gateway:
         return web.json_response(_api_of(request).error(refusal), status=refusal.status)
 
     def _session_of(self, request: web.Request) -> Session:
-        key = request.match_info.get("key", "")
+        key = request.match_info.get("key") or request.path.removeprefix("/sessions/").partition("/")[0]
         session = self._sessions.get(key)
         if session is None:
             raise Refused("there is no such session, or it has ended", code="session_ended", status=404)

@@ -19,7 +19,7 @@ class Parsed(NamedTuple):
     thoughts: str = ""
 
 
-Parser = Callable[[str, Tools], Parsed]
+Parser = Callable[[Sequence[int], str, Tools], Parsed]
 
 
 def parser_of(label: str, settings: AgentSettings, tokenizer: Any, arguments: Arguments) -> Parser:
@@ -44,11 +44,12 @@ def parser_of(label: str, settings: AgentSettings, tokenizer: Any, arguments: Ar
         why = first_line(error.__cause__ or error)
         raise ConfigError(f"{names}: vLLM's parsers are not for this model: {why}") from error
 
-    def parse(written: str, tools: Tools) -> Parsed:
+    def parse(prompt: Sequence[int], written: str, tools: Tools) -> Parsed:
         if not (tools or of_thoughts):
             return Parsed(written)
         request = ChatCompletionRequest(messages=[], tools=list(tools) or None)
         parser = kind(tokenizer, request.tools, **template)
+        parser.set_prompt_token_ids(prompt)  # some templates open the thoughts there
         thoughts, text, calls = parser.parse(written, request, enable_auto_tools=True)
         return Parsed(text or "", [(call.name, call.arguments) for call in calls or ()], thoughts or "")
 

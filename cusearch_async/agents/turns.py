@@ -176,6 +176,7 @@ class Turns:
 
     async def _sample(self, row: _Row, request: TurnRequest) -> TurnReply:
         settings, tokenizer, episode = self._chat.settings, self._chat.tokenizer, self._episode
+        self._refuse_huge(row, request.messages)
         given = row.conversation.following(request.messages, request.tools)
         self._refuse_beyond_limits(row, len(given), request.max_tokens, settings)
         number = self._begun
@@ -200,7 +201,7 @@ class Turns:
         ended = next((token for token in ends if text.endswith(token)), "")
         is_cut = turn.is_cut and not ended and stopped is None
         said = text.removesuffix(ended) if ended in self._chat.special else text
-        parsed = self._parsed(said.partition(stopped)[0] if stopped else said, request.tools)
+        parsed = self._parsed(prompt, said.partition(stopped)[0] if stopped else said, request.tools)
         calls = tuple(ToolCall(f"call{number:03}{i:02}", *call) for i, call in enumerate(parsed.calls))
         if _is_mistaken(calls, request.tools, is_cut):
             self._mistakes.add(number)
@@ -216,9 +217,9 @@ class Turns:
         reason = "tool_calls" if calls else "length" if is_cut else "stop"
         return TurnReply(number, message, reason, len(prompt), len(turn.token_ids), stopped)
 
-    def _parsed(self, said: str, tools: Tools) -> Parsed:
+    def _parsed(self, prompt: Sequence[int], said: str, tools: Tools) -> Parsed:
         try:
-            return self._chat.parsers[self._episode.question.environment](said, tools)
+            return self._chat.parsers[self._episode.question.environment](prompt, said, tools)
         except Exception as error:  # vLLM's raise what they like
             text = f"{type(error).__name__}: {first_line(error)}"
             raise EpisodeFailed(f"what the policy wrote cannot be read: {text}") from error
@@ -242,6 +243,15 @@ class Turns:
         else:
             text = self._chat.tokenizer.decode(given, skip_special_tokens=False)
             row.tape.add_environment("information", text, given)
+
+    def _refuse_huge(self, row: _Row, messages: Sequence[Message]) -> None:
+        """Before they are tokenised, which takes seconds for megabytes, and all other episodes wait for that."""
+        count, most = len(row.conversation.messages), self._chat.settings.max_characters
+        characters = sum(len(message.content) for message in messages[count:])
+        if characters > most:
+            self.is_at_limit = self.was_at_limit = True
+            text = f"the new messages have {characters} characters, more than the tokens of an episode can ({most})"
+            raise Refused(text, "messages", "context_length_exceeded")
 
     def _refuse_beyond_limits(self, row: _Row, length: int, most: int, settings: EpisodeConfig) -> None:
         limits = {"is left of the row": settings.max_tokens - most - len(row.tape.token_ids)}

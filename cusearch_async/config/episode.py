@@ -52,6 +52,11 @@ class EpisodeConfig(Section):
         return (self.s_max + 1) * self.max_tokens
 
     @property
+    def max_characters(self) -> int:
+        """Of an episode's text; as `max_observation_characters`."""
+        return 16 * self.max_tokens
+
+    @property
     def max_observation_characters(self) -> int:
         """Characters of a tool's result that are read; tokens of ordinary text have at most 16 characters."""
         return 16 * self.max_observation_tokens

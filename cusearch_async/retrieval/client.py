@@ -292,6 +292,8 @@ class SearchClient:
     def _refuse_another(self, serves: str | None) -> None:
         """Groups must not mix searches of two corpora. An answer without the header may come through a gateway that
         drops it. Raises: ContractMismatch."""
+        if self.serves is None and not self._has_answered:  # a proxy may pass on searches alone
+            self.serves = serves
         if serves is not None and serves != self.serves:
             before = f"it served {self.serves}" if self.serves else "it did not report what it serves"
             remedy = f"start that one again, or restart the learner with {ACCEPT_CHANGES} and then the workers"

@@ -90,7 +90,7 @@ def decode_request(body: Any, default_topk: int) -> Request:
 def encode_answer(found: Sequence[Sequence[Scored]], return_scores: bool) -> dict[str, Any]:
     """The body of an answer: for each query its documents, best first."""
     if return_scores:
-        return {"result": [[{"document": passage, "score": score} for passage, score in rows] for rows in found]}
+        return {"result": [[{"document": passage, "score": float(score)} for passage, score in rows] for rows in found]}
     return {"result": [[passage for passage, _ in rows] for rows in found]}
 
 

@@ -178,11 +178,19 @@ class ZeroSearch:
                 if response.status != 200:
                     text = answer.decode("utf-8", "replace")[:200]
                     raise SearchFailed(f"the simulator at {settings.url} answers {response.status}: {text}")
-                return _text_of(json.loads(answer))
+                return _without_thoughts(_text_of(json.loads(answer)))
         except TimeoutError as error:
             raise SearchFailed(f"the simulator at {settings.url} took over {settings.timeout_s:g} s", 504) from error
         except (aiohttp.ClientError, ValueError, RecursionError) as error:
             raise SearchFailed(f"the simulator at {settings.url} fails: {type(error).__name__}: {error}") from error
+
+
+def _without_thoughts(text: str) -> str:
+    """They name the right answer, which the prompt tells. Raises: ValueError for a text that ends within them."""
+    _, _, said = text.rpartition("</think>")
+    if "<think>" in said or not said.strip():
+        raise ValueError("the text ends within its thoughts: raise max_tokens, or turn the model's thinking off")
+    return said
 
 
 def _text_of(answer: Any) -> str:

@@ -14,6 +14,7 @@ from cusearch_async.surrogates import without_surrogates
 log = logging.getLogger(__name__)
 
 _NUMBER = re.compile(r"\d+")
+_MOST_CHARACTERS = 2000
 _MOST = 100
 """Different reasons; those beyond are counted by kind."""
 
@@ -36,7 +37,7 @@ class Failures:
 
     def add(self, kind: str, ticket: int, rollout: int, why: str) -> None:
         """Count the failure of an episode, and log it unless the same was logged just now."""
-        why = without_surrogates(why)  # it may quote a program or the policy, and goes to Redis
+        why = without_surrogates(why[:_MOST_CHARACTERS])  # it may quote a program or the policy, and goes to Redis
         self.by_kind[kind] += 1
         pattern = f"{kind}: {_NUMBER.sub('#', why)}"
         if pattern not in self._reasons and len(self._reasons) >= _MOST:

@@ -30,15 +30,15 @@ QUESTION = Question(id="q", text="Where?", answers=("5",), category="x", environ
 FOUND = {"Pinsk": ["Pinsk is in Belarus."], "Belarus": ["Its capital is Minsk.", "It has 5 parts."]}
 
 
-def hermes(text, tools):
+def hermes(prompt, text, tools):
     calls = [json.loads(match) for match in CALL.findall(text)]
     found = [(call["name"], json.dumps(call["arguments"])) for call in calls]
     return Parsed(CALL.sub("", text), found) if tools else Parsed(text)
 
 
-def without_thoughts(text, tools):
+def without_thoughts(prompt, text, tools):
     thoughts, _, said = text.rpartition("</think>")
-    return hermes(said, tools)._replace(thoughts=thoughts.removeprefix("<think>"))
+    return hermes(prompt, said, tools)._replace(thoughts=thoughts.removeprefix("<think>"))
 
 
 def calling(*queries: str, text: str = "") -> str:
@@ -375,7 +375,7 @@ def test_one_number_in_the_generation_config_is_an_end_too(monkeypatch, ids, end
     assert len(further_ends(tokenizer)) == ends
 
 
-def reads_searches(text, tools):
+def reads_searches(_, text, tools):
     if match := re.search("<search>(.*)</search>", text):
         return Parsed("", [("search", json.dumps({"query": match[1]}))])
     return Parsed(text)

@@ -137,6 +137,18 @@ async def test_what_is_not_served_is_named_in_the_apis_form():
             assert (response.status, (await response.json())["error"]["type"]) == (404, "invalid_request_error")
 
 
+@pytest.mark.parametrize("path", ["/v1/v1/messages", "/chat/completions", "/v1/completions"])
+async def test_a_path_that_is_not_served_is_named_and_not_the_session(path):
+    """The usual slip, an address with /v1 or without, was said to be a session that has ended."""
+    async with Gateway(SETTINGS).session(echo, find) as (session, url, key):
+        async with aiohttp.request("POST", url + path, headers={"Authorization": f"Bearer {key}"}) as response:
+            said = json.dumps(await response.json())
+        assert response.status == 404
+        assert "session_ended" not in said
+        assert f"POST {path}: Not Found; asked is at /v1/chat/completions" in said
+        assert f"POST {path}: Not Found" in session.refusal
+
+
 async def test_it_listens_on_loopback_while_a_session_is_open():
     gateway = Gateway(SETTINGS)
     for _ in range(2):

@@ -9,6 +9,7 @@ import sys
 import aiohttp
 import pytest
 
+from cusearch_async.agents import conversation
 from cusearch_async.agents import episode as agent_episode
 from cusearch_async.environments.task import Ending, Task
 from cusearch_async.errors import ContractMismatch, EpisodeFailed
@@ -38,6 +39,23 @@ async def exits(task: Task) -> str:
     sys.exit(3)
 
 
+async def runs_a_tool_that_exits(task: Task) -> str:
+    async def tool() -> None:
+        await asyncio.sleep(0)
+        sys.exit(3)
+
+    await ask(task)
+    await asyncio.gather(tool())
+    return "5"
+
+
+async def pastes_a_whole_site(task: Task) -> str:
+    async with client_of(task) as client:
+        messages = [{"role": "user", "content": "word " * 1_000_000}]
+        reply = await client.chat.completions.create(model=task.model, messages=messages)
+        return reply.choices[0].message.content or ""
+
+
 def fails_at_once(task: Task) -> str:
     raise SystemExit(3)
 
@@ -61,6 +79,7 @@ def scene_of(agent, turns=("5", "5"), **settings) -> Scene:
     [
         (cancels_what_it_awaits, "with_tools failed: CancelledError: it has cancelled itself"),
         (exits, "with_tools failed: SystemExit: 3"),
+        (runs_a_tool_that_exits, "with_tools failed: EpisodeFailed: SystemExit: 3"),
         (fails_at_once, "with_tools failed: SystemExit: 3"),
         (returning(10**400), r"a text, a finite number or None, got 1000"),
         (returning("x" * 100_000), r"an answer of 100000 characters, more than 65536"),
@@ -69,6 +88,18 @@ def scene_of(agent, turns=("5", "5"), **settings) -> Scene:
 async def test_the_episode_fails_by_name(agent, told):
     with pytest.raises(EpisodeFailed, match=told):
         await scene_of(agent).run()
+
+
+async def test_of_what_cannot_fit_no_token_is_made(monkeypatch):
+    """5 MB took seconds, in which all other episodes waited."""
+    encoded = []
+    encode = conversation.encode
+    monkeypatch.setattr(
+        conversation, "encode", lambda *given, **more: encoded.append(given[1]) or encode(*given, **more)
+    )
+    trajectory = await scene_of(pastes_a_whole_site).run()
+    assert trajectory.prediction is None
+    assert max(map(len, encoded), default=0) < 100_000
 
 
 async def test_a_cancelled_episode_is_not_its_agents_failure():

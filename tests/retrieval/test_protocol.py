@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,12 @@ def test_a_request_is_decoded_as_it_was_meant(request):
 def test_the_contents_of_an_answer_are_those_of_its_documents_in_their_order(found):
     body = json.loads(json.dumps(protocol.encode_answer(found, return_scores=True)))
     assert protocol.decode_answer(body) == [[passage["contents"] for passage, _ in rows] for rows in found]
+
+
+def test_scores_of_an_own_backend_may_be_numpys():
+    """Each of its answers was an error without a reason."""
+    body = protocol.encode_answer([[({"id": "1", "contents": "x"}, np.float32(0.5))]], return_scores=True)
+    assert json.loads(json.dumps(body))["result"][0][0]["score"] == 0.5
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -137,6 +137,15 @@ async def test_an_answer_of_another_retriever_ends_the_client():
             await search(client)
 
 
+async def test_a_retriever_behind_a_proxy_that_passes_on_searches_alone_is_known_by_its_first_answer():
+    """It ended every worker: without /health nothing was known, and the first answer served something."""
+    async with client_of(Service(finds("Lima", serves=OURS), finds("Tokyo", serves=THEIRS))) as client:
+        assert await search(client) == ["Lima"]
+        assert client.serves == OURS
+        with pytest.raises(ContractMismatch, match=OTHER):
+            await search(client)
+
+
 @pytest.mark.parametrize(("first", "before"), [(OURS, "it served bm25 over 2"), (None, "it did not report what")])
 async def test_another_retriever_after_an_outage_ends_the_client(first, before):
     health = [HEALTH | ({"serves": serves} if serves else {}) for serves in (first, THEIRS)]

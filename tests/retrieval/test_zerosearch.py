@@ -196,6 +196,8 @@ def test_any_text_gives_at_most_topk_tidy_documents(text, topk):
         (Model(["x"]), "no chat completion"),
         (Model({"choices": [{"message": {"content": None}}]}), "without text"),
         (Model(" \n"), "without text"),
+        (Model("<think>The user wants to know, whose answer is Lima."), "ends within its thoughts: raise max_tokens"),
+        (Model("Hm. Doc 1: Lima is it.</think>\n"), "ends within its thoughts"),
     ],
 )
 async def test_a_failure_is_no_document(model, said):

@@ -55,6 +55,13 @@ def test_reasons_without_end_are_counted_by_kind(clock, caplog):
     assert Failures().most_frequent == ""
 
 
+def test_a_huge_reason_is_cut():
+    """It went to Redis with each heartbeat."""
+    found = Failures()
+    found.add("episode", 0, 0, "x" * 3_000_000)
+    assert len(found.most_frequent) < 3000
+
+
 def test_half_a_character_in_a_reason_can_be_reported():
     """A program elsewhere may say anything; before, it ended the worker."""
     found = Failures()

@@ -99,10 +99,10 @@ def test_an_agent_that_fails_is_named_by_the_worker(run: Run, tmp_path: Path):
 )
 def test_vllms_parsers_read_the_policys_calls(name: str, text: str, content: str):
     parse = parser_of("x", AgentSettings(name="agent", parser=name), chat_tokenizer(), None)
-    said, calls, thoughts = parse(text, TOOLS)
+    said, calls, thoughts = parse((), text, TOOLS)
     assert (said.strip(), thoughts) == (content, "")
     assert [(called, json.loads(arguments)) for called, arguments in calls] == [("search", {"query": "Pé"})]
-    assert parse("Just words.", TOOLS) == ("Just words.", [], "")
+    assert parse((), "Just words.", TOOLS) == ("Just words.", [], "")
 
 
 def test_vllms_parsers_read_the_policys_thoughts():
@@ -111,10 +111,10 @@ def test_vllms_parsers_read_the_policys_thoughts():
     for name in ("qwen3", "deepseek_r1"):
         parse = parser_of("x", AgentSettings(name="agent", reasoning_parser=name), tokenizer, None)
         call = '<tool_call>\n{"name": "search", "arguments": {"query": "Pé"}}\n</tool_call>'
-        text, calls, thoughts = parse(f"<think>Hm.</think>So.{call}", TOOLS)
+        text, calls, thoughts = parse((), f"<think>Hm.</think>So.{call}", TOOLS)
         assert (text.strip(), [called for called, _ in calls], thoughts.strip()) == ("So.", ["search"], "Hm.")
-        assert parse("<think>Hm.</think>5", ()) == ("5", [], "Hm.")
-        assert parse("<think>cut", ()).text == "", name
+        assert parse((), "<think>Hm.</think>5", ()) == ("5", [], "Hm.")
+        assert parse((), "<think>cut", ()).text == "", name
 
 
 def test_a_turn_does_not_read_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch):
@@ -124,7 +124,7 @@ def test_a_turn_does_not_read_the_whole_vocabulary(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(type(tokenizer), "get_vocab", lambda own: reads.append(own) or get_vocab(own))
     parse = parser_of("x", AgentSettings(name="agent", reasoning_parser="qwen3"), tokenizer, None)
     before = len(reads)
-    assert parse("<think>Hm.</think>5", TOOLS).thoughts == "Hm."
+    assert parse((), "<think>Hm.</think>5", TOOLS).thoughts == "Hm."
     assert len(reads) == before
 
 

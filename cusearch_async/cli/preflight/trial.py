@@ -58,7 +58,7 @@ def _calls_one_tool(question: Question, counted: Sequence[str]) -> Parser:
     whatever the policy wrote, and then the answer without its tags. Texts that the tool asks for are the question."""
     has_called = False
 
-    def parse(written: str, tools: Tools) -> Parsed:
+    def parse(_: Sequence[int], written: str, tools: Tools) -> Parsed:
         nonlocal has_called
         if has_called or not tools:
             return Parsed(re.sub("</?answer>", "", written) if tools else written)
