@@ -201,14 +201,16 @@ def test_what_the_page_says_of_alignment():
     full = raw("grpo_full")
     table = page.split("| minus GRPO-Full's |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
-    assert len(rows) == 9
+    assert len(rows) == 10
     for name, *cells in rows:
         name = name.replace(" of mixed groups", "/mixed")  # noqa: PLW2901
         counts = (np.mean([one["methods"][name][key] for one in samples]) for key in ("selected", "usable"))
         less = "" if name == "grpo_full" else with_interval(raw(name) - full, "+")
         assert cells == [*(f"{count:.1f}" for count in counts), with_interval(raw(name)), less]
     better = with_interval(raw("sdga_phase/mixed") - raw("random"))
-    assert f"by {better} better than random selection" in " ".join(page.split())
+    of_the_filter = with_interval(raw("dapo") - raw("random"))
+    said = f"by {better} better than random selection, of which the filter alone (DAPO) has {of_the_filter}"
+    assert said in " ".join(page.split())
 
 
 def test_what_the_pages_say_of_the_real_model():
@@ -229,10 +231,10 @@ def test_what_the_pages_say_of_the_real_model():
     for (is_mixed, seed), one in found.items():
         groups = "mixed" if is_mixed else "all"
         assert f"| {groups} | {seed} | {one['sdga_phase']} | {one['random_siblings']} |" in page
-    assert len(after) == 6
+    assert len(after) == 8
     assert f"{len(after)} of {len(plan.runs)} runs are done" in page
     searching = sorted(known for (*_, method), known in after.items() if method == "sdga_phase" and known < 0.5)
-    assert "In two of its three runs" in page
+    assert "In two of its four runs" in page
     assert f"the model had known: 0.97 right before, {searching[0]:.2f} and {searching[1]:.2f} after" in page
     assert len(searching) == 2
 
