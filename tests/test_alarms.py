@@ -59,7 +59,13 @@ HEALTHY: dict[str, list[Row]] = {
     ],
     "one look between two heartbeats": [{"rollout/workers": n} for n in (1.0, 1.0, 0.0, 1.0)],
     "an agent that gives rewards and no answers, and learns": [
-        {"reward/all": 0.1 + 0.02 * n, "reward/em": 0.0, "train/entropy": max(0.1, 1 - 0.05 * n)} for n in range(30)
+        {
+            "reward/all": 0.1 + 0.02 * n,
+            "reward/em": 0.0,
+            "reward/answered": 0.0,
+            "train/entropy": max(0.1, 1 - 0.05 * n),
+        }
+        for n in range(30)
     ],
     "a tool that is seldom used": [
         {"depth/mean": 0.01 * (1 + n % 5), "depth/generated": [99, 1], "reward/em": 0.5} for n in range(40)
@@ -73,6 +79,13 @@ HEALTHY: dict[str, list[Row]] = {
         {"train/entropy": 0.2 if n < 2 else 1.0, "reward/em": 0.5} for n in range(9)
     ],
 }
+
+
+def test_answers_that_are_all_wrong_are_answers():
+    """The format alone is learned: the reward rises, and not one answer is right."""
+    rows = [{"step": n, "reward/all": 0.02 * n, "reward/em": 0.0, "reward/answered": 0.5} for n in range(20)]
+    (alarm,) = alarms_of(rows, History(LIMITS))
+    assert alarm.rule.name == "reward_without_answers"
 
 
 @pytest.mark.parametrize("rows", HEALTHY.values(), ids=HEALTHY)

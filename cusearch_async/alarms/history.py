@@ -100,11 +100,12 @@ class History:
         return np.array(column, dtype=np.float64)
 
     def compares_answers(self) -> Fires:
-        """[steps] Whether any answer was right so far: an agent may give rewards in place of answers."""
-        return best(self.of("reward/em")) > 0
+        """[steps] Whether there was any answer so far: an agent may give rewards in their place."""
+        return (best(self.of("reward/answered")) > 0) | (best(self.of("reward/em")) > 0)
 
     def rose(self) -> Fires:
-        """[steps] Whether exact match, on average, has risen by RISE over LOOK_BACK steps; without any, the reward."""
+        """[steps] Whether exact match (the reward, where there are no answers) has, on average, risen by RISE over
+        LOOK_BACK steps."""
         em, reward = (since(self.average(name), LOOK_BACK) >= RISE for name in ("reward/em", "reward/all"))
         return np.where(self.compares_answers(), em, reward)
 
