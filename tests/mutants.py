@@ -381,8 +381,8 @@ MUTANTS = {
     "a reward may be NaN": (OWN, "if not math.isfinite(number):", "if False:"),
     "an index may come twice": (
         ("algorithm/methods/base.py", "test_loop.py"),
-        "if (steps <= 0).any():",
-        "if (steps < 0).any():",
+        "falls = np.flatnonzero(indices[1:] <= indices[:-1])",
+        "falls = np.flatnonzero(indices[1:] < indices[:-1])",
     ),
     "an empty pool is trained on": (LOOP, "if not pool.trajectories:", "if False:"),
     "a run without an advantage succeeds": (LOOP, "and not has_learned:", "and False:"),

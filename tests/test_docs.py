@@ -92,7 +92,7 @@ def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
     report = UpdateReport(5, torch.device("cpu"))
     report.sums += 1  # a token of each depth
     names |= report.metrics(1).keys()
-    workers = dict.fromkeys("ab", WorkerStatus(sampled_tokens=1, busy_s=1, alive_s=1))
+    workers = dict.fromkeys("ab", WorkerStatus(sampled_tokens=1, busy_s=1, request_s=1, alive_s=1))
     names |= WorkerRates().since_last(workers).keys() | describe_ledger(Ledger()).keys()
     names |= describe_times(1, 1, 1, 1, 1, 1, 1).keys()
     names |= {name.replace("/a/", "/LABEL/") for name in describe_environments(pool, [], ["a", "b"]) if "/a/" in name}

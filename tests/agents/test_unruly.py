@@ -50,8 +50,9 @@ async def runs_a_tool_that_exits(task: Task) -> str:
 
 
 async def pastes_a_whole_site(task: Task) -> str:
+    messages = [{"role": "user", "content": task.question}, {"role": "assistant", "content": await ask(task)}]
     async with client_of(task) as client:
-        messages = [{"role": "user", "content": "word " * 1_000_000}]
+        messages.append({"role": "user", "content": "word " * 1_000_000})
         reply = await client.chat.completions.create(model=task.model, messages=messages)
         return reply.choices[0].message.content or ""
 

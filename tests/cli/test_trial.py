@@ -243,7 +243,7 @@ def test_an_agents_tool_is_called_once(atlas_config, tmp_path, monkeypatch):
 def test_a_tool_may_leave_out_what_it_does_not_need(parameters):
     tools = [{"type": "function", "function": {"name": "finish", "parameters": parameters}}]
     question = Question(id="1", text="Who?", answers=("a",), category="x")
-    (call,) = _calls_one_tool(question, ())("whatever", tools).calls
+    (call,) = _calls_one_tool(question, ())((), "whatever", tools).calls
     assert call == ("finish", '{"query": "Who?"}' if parameters and parameters["required"] else "{}")
 
 

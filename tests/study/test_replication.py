@@ -201,7 +201,7 @@ def test_what_the_page_says_of_alignment():
     full = raw("grpo_full")
     table = page.split("| minus GRPO-Full's |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
-    assert len(rows) == 10
+    assert len(rows) == 9
     for name, *cells in rows:
         name = name.replace(" of mixed groups", "/mixed")  # noqa: PLW2901
         counts = (np.mean([one["methods"][name][key] for one in samples]) for key in ("selected", "usable"))
