@@ -94,9 +94,8 @@ def own_retriever(config: Config, folder: Path, overrides: list[str]) -> Iterato
         yield config
         return
     if "--retriever.url" in retriever:
-        raise RetrievalUnavailable(
-            f"nothing listens at --retriever.url {config.retriever.url}; start a retriever there"
-        )
+        url = config.retriever.url
+        raise RetrievalUnavailable(f"nothing listens at --retriever.url {url}; start a retriever there")
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "cusearch_async.cli.main", "worker", "retriever", str(folder / "config.toml")]
     with tempfile.NamedTemporaryFile(suffix=".log") as log:

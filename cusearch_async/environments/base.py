@@ -145,14 +145,14 @@ class Environment:
         raise NotImplementedError
 
     async def score(self, episode: Episode) -> Score:
-        """Score a finished episode. The reward must be finite."""
+        """Score a finished episode. The reward must be finite, em 0 or 1, f1 from 0 to 1."""
         raise NotImplementedError
 
     async def final_score(self, episode: Episode) -> Score:
         """The score of an episode, with the reward of the config if it names one.
 
         Raises: EpisodeFailed when that reward raises anything, or is no finite number, and for a score of the
-        environment that has other types than a trajectory can hold."""
+        environment with other types than a trajectory can hold, or an em or f1 that is none."""
         score, reward = self._plain(await self.score(episode)), self._reward
         if reward is None:
             return score

@@ -162,9 +162,8 @@ class Fleet:
                     self._start("redis", own_server(config.redis, config.folder), inherited=(lock,))
         if config.uses_retriever:
             services.append(("the retriever", retriever.url, RetrievalUnavailable))
-            if self._start_or_reuse("retriever", retriever.url, "worker", "retriever") and searches_another_world(
-                config
-            ):
+            is_ours = self._start_or_reuse("retriever", retriever.url, "worker", "retriever")
+            if is_ours and searches_another_world(config):
                 text = "the retriever started here searches the embedded world %s, and no question is of it: see %s"
                 log.warning(text, retriever.corpus, "retriever.corpus")
         if config.uses_retriever and retriever.backend == "zerosearch" and asks_of_atlas(config):
