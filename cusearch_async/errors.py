@@ -80,6 +80,16 @@ class EpisodeFailed(CusearchError):
     """One episode cannot be run, because of its own data."""
 
 
+OF_ONE_EPISODE: dict[type[Exception], str] = {
+    TimeoutError: "timeout",
+    SearchRefused: "search",
+    EpisodeFailed: "episode",
+    InvalidTrajectory: "trajectory",
+}
+"""Errors, and those derived from them, that fail one episode only, which is tried again -> their names in a worker's
+heartbeat."""
+
+
 class MethodFailed(CusearchError):
     """A selection method returned an invalid selection, or invalid advantages, for its pool."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.algorithm.answers import Metric, sub_exact_match
 from cusearch_async.config import EvalConfig
-from cusearch_async.errors import EpisodeFailed, InvalidTrajectory, SearchRefused
+from cusearch_async.errors import OF_ONE_EPISODE, EpisodeFailed
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.streams import Stream, stream
@@ -74,7 +74,7 @@ async def _with_attempts(
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return await runner.run(question, ticket, rollout, "evaluation", temperature)
-        except (EpisodeFailed, InvalidTrajectory, SearchRefused, TimeoutError) as error:
+        except tuple(OF_ONE_EPISODE) as error:
             why = str(error) or type(error).__name__
             if attempt == ATTEMPTS:
                 raise EpisodeFailed(f"question {question.id} failed {ATTEMPTS} times: {why}") from error
@@ -149,7 +149,7 @@ async def score_all(
     mean over the other questions cannot be compared."""
     try:
         return await evaluate(runner, questions, 0.0, concurrency)
-    except* (SearchRefused, EpisodeFailed, InvalidTrajectory, TimeoutError) as failed:
+    except* tuple(OF_ONE_EPISODE) as failed:
         log.warning("version %d is not scored: %s", version, failed.exceptions[0])
     return None
 

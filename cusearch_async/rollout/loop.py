@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from cusearch_async.algorithm.tickets import RunQuestions, ticket_limit
 from cusearch_async.config import Config
-from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFailed, InvalidTrajectory, SearchRefused
+from cusearch_async.errors import OF_ONE_EPISODE, BufferUnavailable, CusearchError
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import end_tasks, unless_stopped
 from cusearch_async.retrieval.client import SearchClient
@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 HEARTBEAT_S = 1.0
-_FAILED = {TimeoutError: "timeout", SearchRefused: "search", EpisodeFailed: "episode", InvalidTrajectory: "trajectory"}
-"""Errors of one episode only -> their names in the heartbeat."""
 
 
 @dataclass(slots=True)
@@ -257,10 +255,10 @@ class RolloutLoop:
             async with self._engine.active():
                 trajectory = await self._runner.run(question, slot.ticket, slot.rollout, self._name)
             await self._put(trajectory)
-        except tuple(_FAILED) as error:
+        except tuple(OF_ONE_EPISODE) as error:
             grant.has_failed = True
             why = str(error) or type(error).__name__
-            kind = next(kind for failed, kind in _FAILED.items() if isinstance(error, failed))
+            kind = next(kind for failed, kind in OF_ONE_EPISODE.items() if isinstance(error, failed))
             self._activity.failures.add(kind, slot.ticket, slot.rollout, why)
         except CusearchError:
             raise
