@@ -117,15 +117,16 @@ class Ranks:
 
     def wait_for_answers(self, name: str, within_s: float = math.inf) -> list[str]:
         """Rank 0, from any thread: the texts of all other ranks, in their order, as soon as all have answered; after
-        `within_s` of those that have. Raises: RanksFailed for a rank that has not reported meanwhile for as long as a
-        collective may take."""
-        texts, deadline = [], time.monotonic() + within_s
+        `within_s` of those that have. Raises: RanksFailed, without `within_s`, for a rank that has not reported
+        meanwhile for as long as a collective may take."""
+        texts, deadline, looks_at = [], time.monotonic() + within_s, 0.0
         for rank in range(1, self.size):
-            while (text := self._read(f"{name}/{rank}")) is None and time.monotonic() < deadline:
-                if rank in self.silent(self._timeout_s):
-                    raise RanksFailed(
-                        f"rank {rank} has not reported for {self._timeout_s:g} s; see the log of that rank"
-                    )
+            while (text := self._read(f"{name}/{rank}")) is None and (now := time.monotonic()) < deadline:
+                if math.isinf(within_s) and now >= looks_at:
+                    looks_at = now + _REPORT_S
+                    if rank in self.silent(self._timeout_s):
+                        why = f"has not reported for {self._timeout_s:g} s; see the log of that rank"
+                        raise RanksFailed(f"rank {rank} {why}")
                 time.sleep(_POLL_S)
             if text is not None:
                 self._store.delete_key(self._name(f"{name}/{rank}"))
