@@ -73,7 +73,8 @@ class AgentRunner(EpisodeRunner):
         self.chat = ChatPolicy(policy, tokenizer, settings, seed, template_arguments, parsers, end, further, special)
 
     def _prepare(self, loop: asyncio.AbstractEventLoop) -> None:
-        """What runs in threads must not wait for programs that wait there, too: there are threads for all."""
+        """Once: threads for all, as what else runs in them must not wait for programs that wait there; and tasks that
+        may exit."""
         if self._prepared is not loop:
             self._prepared = loop
             loop.set_default_executor(ThreadPoolExecutor(THREADS, "work"))

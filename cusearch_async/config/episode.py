@@ -25,6 +25,9 @@ from cusearch_async.environments import (
 )
 from cusearch_async.errors import ConfigError
 
+_CHARACTERS = 16
+"""Most that a token of ordinary text has."""
+
 
 class EpisodeConfig(Section):
     s_max: Shared[int] = Field(5, ge=1)
@@ -53,13 +56,13 @@ class EpisodeConfig(Section):
 
     @property
     def max_characters(self) -> int:
-        """Of an episode's text; as `max_observation_characters`."""
-        return 16 * self.max_tokens
+        """Most characters of an episode."""
+        return _CHARACTERS * self.max_tokens
 
     @property
     def max_observation_characters(self) -> int:
-        """Characters of a tool's result that are read; tokens of ordinary text have at most 16 characters."""
-        return 16 * self.max_observation_tokens
+        """Characters of a tool's result that are read."""
+        return _CHARACTERS * self.max_observation_tokens
 
 
 class SharedEnvironmentConfig(Extensible):

@@ -173,6 +173,11 @@ class RetrieverConfig(Section):
             raise ValueError(f"must be {known}, or your own backend as package.module:Name, got {name!r}")
         return name
 
+    @property
+    def has_corpus(self) -> bool:
+        """Whether its backend, one of ours, searches `corpus`."""
+        return self.backend in ("bm25", "dense")
+
     @model_validator(mode="after")
     def _fits_together(self) -> RetrieverConfig:
         median_s, p99_s = self.latency_median_s, self.latency_p99_s

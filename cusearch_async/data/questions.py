@@ -135,8 +135,7 @@ def asks_of_atlas(config: Config) -> bool:
 
 def searches_another_world(config: Config) -> bool:
     """Whether our retriever would search the passages of an embedded world, and no question is of one."""
-    retriever = config.retriever
-    is_embedded = retriever.backend in ("bm25", "dense") and retriever.corpus in EMBEDDED
+    is_embedded = config.retriever.has_corpus and config.retriever.corpus in EMBEDDED
     return config.uses_retriever and is_embedded and not asks_of_atlas(config)
 
 

@@ -119,7 +119,7 @@ def what_is_served(settings: RetrieverConfig, seed: int, passages: Sequence[Pass
 
     Raises: ConfigError when pooling or prefixes of the encoder are not known."""
     facts: dict[str, Any] = {}
-    if settings.backend in ("bm25", "dense"):
+    if settings.has_corpus:
         name = f"{settings.backend} over {len(passages)} passages" + _changes(settings)
         rows = ([one["id"], one["contents"]] for one in passages)
         facts = {"corpus": passages.fingerprint if isinstance(passages, Corpus) else _checksum(list(rows))}

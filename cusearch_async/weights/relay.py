@@ -86,12 +86,10 @@ class Relay(Server):
             await asyncio.wait_for(self._have(request.match_info["name"]), SILENCE_S / 3)
         except TimeoutError:
             return web.json_response({}, status=HTTPStatus.ACCEPTED)
-        except WeightsUnavailable as error:
-            is_reached = not isinstance(error, LearnerUnreachable)
-            status = HTTPStatus.NOT_FOUND if is_reached else HTTPStatus.BAD_GATEWAY
-            return web.json_response({"error": str(error)}, status=status)
         except CusearchError as error:
-            return web.json_response({"error": str(error)}, status=HTTPStatus.BAD_GATEWAY)
+            is_missing = isinstance(error, WeightsUnavailable) and not isinstance(error, LearnerUnreachable)
+            status = HTTPStatus.NOT_FOUND if is_missing else HTTPStatus.BAD_GATEWAY
+            return web.json_response({"error": str(error)}, status=status)
         return None
 
     async def _have(self, name: str) -> None:

@@ -58,7 +58,7 @@ def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
     if searches_another_world(config) and not is_listening(retriever.url):
         text = f"{retriever.corpus}, embedded, but the questions are others: a retriever that we start searches it"
         yield Finding("warning", "retriever.corpus", text)
-    elif config.uses_retriever and retriever.backend in ("bm25", "dense"):
+    elif config.uses_retriever and retriever.has_corpus:
         yield _corpus(retriever)
         if retriever.index is not None:
             yield _index(retriever, retriever.index)
