@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from cusearch_async.algorithm.advantages import Advantages
+from cusearch_async.algorithm.methods.base import METRICS_OF_ALL
 from cusearch_async.errors import WriteFailed
 from cusearch_async.metrics.files import MetricsFile, read_metrics
 from cusearch_async.metrics.log import MetricsLog
@@ -109,6 +110,8 @@ def test_what_right_answers_earn_more_is_told_where_there_are_right_and_wrong_on
 
     assert of(right, wrong)["reward/right_minus_wrong"] == 0.25
     assert "reward/right_minus_wrong" not in of(right).keys() | of(wrong).keys()
+    selections = {name.removeprefix("selection/") for name in of(right) if name.startswith("selection/")}
+    assert selections == METRICS_OF_ALL, "which no method's own may be called"
 
 
 def test_the_slowest_worker_is_measured_against_the_median_while_it_works():

@@ -88,7 +88,7 @@ HANGS = Troubles(hang=(2e-3, 200.0))
 def test_deferred_order_and_hedging_take_the_waiting_away_and_keep_the_bound(simulated):
     times = durations(6.0, 15.0)
     ticket, deferred, both = (
-        simulated(times, HANGS, workers=8, steps=40, **pool)
+        simulated(times, HANGS, workers=8, steps=60, **pool)
         for pool in ({}, {"order": "deferred"}, {"order": "deferred", "hedge_after_s": 15})
     )
     assert ticket.learner_idle > deferred.learner_idle > 0.2

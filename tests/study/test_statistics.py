@@ -37,7 +37,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(seeds, between, within
 def test_of_very_few_questions_the_detectable_effect_is_a_number():
     """Before, the report ended in a traceback: the degrees of freedom fell to nearly 0."""
     rng = np.random.default_rng(0)
-    tables = [rng.integers(-1, 2, (2, questions)).astype(float) for questions in (2, 3, 4, 6, 8) for _ in range(20)]
+    tables = [rng.integers(-1, 2, (2, questions)).astype(float) for questions in (2, 3, 4, 6, 8) for _ in range(60)]
     found = [estimate(table).detectable(6) for table in [np.array([[-1.0, 1, 1, 0], [1, 0, 0, 1]]), *tables]]
     assert all(one is None or np.isfinite(one) for one in found)
 

@@ -370,7 +370,7 @@ class Run(BothBuffers):
         self.both("reopen", data.draw(st.sampled_from(tickets)))
 
 
-@pytest.mark.parametrize("sequences", [2, pytest.param(SEQUENCES, marks=pytest.mark.system)])
+@pytest.mark.parametrize("sequences", [6, pytest.param(SEQUENCES, marks=pytest.mark.system)])
 def test_memory_and_redis_behave_alike_whatever_happens(redis_url: str, sequences: int) -> None:
     Run.redis_url = redis_url
     Run.loop = asyncio.new_event_loop()
