@@ -54,7 +54,7 @@ class KeptRun:
     def outcome(self) -> str:
         """In a few words; of a failed run, FAILED."""
         if not self.starts:
-            return "not started"
+            return "warm start" if self.rows else "not started"  # it has no learner of a run
         if self.error is not None:
             return FAILED
         stop = self._stop()

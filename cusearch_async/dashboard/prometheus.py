@@ -2,6 +2,7 @@
 
 cusearch_reward_all{run="demo"} 0.51
 cusearch_depth_generated{run="demo",depth="2"} 55
+cusearch_environment_reward{run="demo",environment="web"} 0.43
 cusearch_worker_episodes{run="demo",worker="h-71"} 982
 """
 
@@ -17,6 +18,8 @@ from prometheus_client.registry import Collector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 OF_WORKER = ("in_flight", "episodes", "failed_episodes", "sampled_tokens", "busy_s", "heartbeat_age_s", "search_p99_s")
+
+_ENVIRONMENT = "environment/"
 
 
 def exposition(run: str, row: Mapping[str, Any], firing: list[str], live: Mapping[str, Any] | None) -> bytes:
@@ -44,10 +47,11 @@ def _families(
                 if one is not None:
                     found.add_metric([run, str(depth)], one)
             yield found
-        elif isinstance(value, int | float):
+        elif isinstance(value, int | float) and not name.startswith(_ENVIRONMENT):
             found = _family(name, ["run"])
             found.add_metric([run], value)
             yield found
+    yield from _of_environments(run, row)
     alarms = _family("alarm", ["run", "alarm"])
     for name in firing:
         alarms.add_metric([run, name], 1)
@@ -58,6 +62,16 @@ def _families(
             is_past = name == "in_flight" and not worker["is_alive"]
             found.add_metric([run, worker["name"]], 0 if is_past else worker[name])
         yield found
+
+
+def _of_environments(run: str, row: Mapping[str, Any]) -> Iterator[GaugeMetricFamily]:
+    families: dict[str, GaugeMetricFamily] = {}
+    for name, value in sorted(row.items()):
+        if name.startswith(_ENVIRONMENT) and isinstance(value, int | float):
+            environment, _, figure = name.removeprefix(_ENVIRONMENT).rpartition("/")
+            found = families.setdefault(figure, _family(_ENVIRONMENT + figure, ["run", "environment"]))
+            found.add_metric([run, environment], value)
+    yield from families.values()
 
 
 def _family(name: str, labels: list[str]) -> GaugeMetricFamily:

@@ -406,7 +406,7 @@ class MemoryBuffer:
                 yield row
 
     async def fetch(self, trajectory_id: str) -> tuple[Trajectory, dict[str, str]] | None:
-        entry = self._run.entries.get(trajectory_id)
+        entry = self._run.entries.get(trajectory_id) or self._run.apart.get(trajectory_id)
         if entry is None:
             return None
         fields = codec.readable_fields(entry.trajectory) | {"state": entry.state}

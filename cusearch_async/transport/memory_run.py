@@ -54,6 +54,8 @@ class MemoryRun:
     held_bytes: int = 0
     """Buffered trajectories, and their payload bytes."""
     quarantined: dict[str, str] = field(default_factory=dict)
+    apart: dict[str, Entry] = field(default_factory=dict)
+    """The quarantined ones."""
     pools: dict[int, Claimed] = field(default_factory=dict)
     leases: dict[int, tuple[str, float]] = field(default_factory=dict)
     first_deadline: float = math.inf
@@ -115,7 +117,7 @@ class MemoryRun:
 
     def keep_apart(self, id_: str, reason: str) -> None:
         self.move(id_, "quarantined")
-        del self.entries[id_]
+        self.apart[id_] = self.entries.pop(id_)
         self.quarantined[id_] = reason
         self.counts["quarantined"] += 1
 

@@ -133,7 +133,8 @@ def test_a_run_that_is_finished_is_well_without_its_redis(config):
 
 def test_prometheus_gets_the_newest_step_and_the_alarms(config):
     for step, depth in enumerate([3.0, 3.0, 0.1, 0.1]):
-        add_step(config, step, **{"depth/mean": depth, "by_depth/em": [0.5, None, 0.25, None, None, None]})
+        own = {"environment/web-a/em": 0.5, "environment/web_a/em": 0.75}
+        add_step(config, step, **{"depth/mean": depth, "by_depth/em": [0.5, None, 0.25, None, None, None]}, **own)
     ((status, text),) = get(config, "/demo/metrics")
     assert status == 200
     found = {
@@ -144,6 +145,8 @@ def test_prometheus_gets_the_newest_step_and_the_alarms(config):
     assert found["cusearch_depth_mean", ("run", "demo")] == 0.1
     assert found["cusearch_by_depth_em", ("depth", "2"), ("run", "demo")] == 0.25
     assert ("cusearch_by_depth_em", ("depth", "1"), ("run", "demo")) not in found
+    for label, em in (("web-a", 0.5), ("web_a", 0.75)):
+        assert found["cusearch_environment_em", ("environment", label), ("run", "demo")] == em
     assert found["cusearch_alarm", ("alarm", "stops_searching"), ("run", "demo")] == 1
 
 

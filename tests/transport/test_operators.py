@@ -29,6 +29,10 @@ async def test_a_quarantined_trajectory_of_an_open_group_is_generated_again(back
     assert await buffer.quarantine("0:0", "strange")
     assert not await buffer.quarantine("0:0", "again")
     assert not await buffer.quarantine("9:9", "never there")
+    assert await buffer.quarantined() == {"0:0": "strange"}
+    found = await buffer.fetch("0:0")
+    assert found is not None
+    assert (found[0].id, found[1]["state"]) == ("0:0", "quarantined")
     ledger = await buffer.ledger()
     assert (ledger.buffered, ledger.quarantined, ledger.bytes, ledger.closes) == (0, 1, 0, True)
     await buffer.release("w", [0], failed=False)
