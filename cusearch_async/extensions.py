@@ -38,6 +38,13 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
+    def _none(cls, value: Any, info: ValidationInfo) -> Any:
+        """The text `none` leaves a setting out that may be: TOML has no word for it, and a later file needs one."""
+        is_left_out = value == "none" and type(None) in get_args(cls.model_fields[info.field_name or ""].annotation)
+        return None if is_left_out else value
+
+    @field_validator("*", mode="before")
+    @classmethod
     def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse `true` for a number: Python's True is an integer, but in a config it is a mistake."""
         kind = cls.model_fields[info.field_name or ""].annotation

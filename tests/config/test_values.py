@@ -346,6 +346,17 @@ def dotted(values, prefix=""):
             yield from dotted(value, f"{prefix}{key}.")
 
 
+@pytest.mark.parametrize("key", ["trained_layers", "checkpoint_objects"])
+def test_a_later_file_leaves_a_setting_out(write, tmp_path, key):
+    earlier = write("learner.trained_layers = 10\nlearner.checkpoint_objects = 's3://bucket/prefix'")
+    (later := tmp_path / "later.toml").write_text(f'learner.{key} = "none"')
+    for config in (load_config([earlier, later]), load_config(earlier, [f"--learner.{key}", "none"])):
+        assert getattr(config.learner, key) is None
+        save_config(config, saved := tmp_path / "saved.toml")
+        assert load_config(saved) == config
+    assert load_config(earlier, ["--loss.correction", "none"]).loss.correction == "none"
+
+
 def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(write, tmp_path):
     path = tmp_path / "resolved.toml"
     save_config(load_config(write(), ["--run.folder", "x"]), path)
