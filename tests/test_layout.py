@@ -19,6 +19,7 @@ LAYERS = [
         "streams",
         "surrogates",
         "folding",
+        "machine",
         "paths",
         "version",
         "concurrency",

@@ -14,6 +14,7 @@ from pathlib import Path
 from cusearch_async.config import LOOPBACK, Config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle import cuda
+from cusearch_async.machine import usable_cores
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +22,9 @@ _NICENESS = 10
 
 
 def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: int = 1) -> None:
-    """Restrict this process to `cores` and `gpus` (empty: all), with one thread per core, and let waiting threads
-    sleep: threads of OpenMP that spin would starve the run's other processes. A process without `cores` has a thread
-    for its share of the machine: `sharers` such processes run on it.
+    """Restrict this process to `cores` and `gpus` (empty: all), with one thread per usable core, and let waiting
+    threads sleep: threads of OpenMP that spin would starve the run's other processes. A process without `cores` has a
+    thread for its share of the machine: `sharers` such processes run on it.
 
     The libraries read these variables when they are loaded, so this must run before torch is imported. Cores that this
     machine does not have are ignored; if none is left, all are used."""
@@ -51,7 +52,7 @@ def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: i
     usable = sorted(set(cores) & os.sched_getaffinity(0))
     if usable:
         os.sched_setaffinity(0, usable)
-    threads = len(os.sched_getaffinity(0)) // (1 if usable else sharers)
+    threads = usable_cores() // (1 if usable else sharers)
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
         # On a GPU, vLLM loads a model with these threads and then serves with one, unless a user has chosen the number.

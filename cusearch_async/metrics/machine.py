@@ -5,27 +5,20 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from cusearch_async.machine import usable_memory
 from cusearch_async.metrics.table import Metrics
 
 GIB = 2**30
-MEMORY = Path("/proc/meminfo")
 
 
 def describe_machine(folder: Path) -> Metrics:
     """Of the machine that this process runs on, with the disk of `folder`."""
-    return {"machine/disk_free_gib": shutil.disk_usage(folder).free / GIB} | _memory() | _gpus()
-
-
-def _memory() -> Metrics:
-    """Nothing where the kernel does not tell."""
-    try:
-        lines = MEMORY.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if len(line.split()) > 1}
-    if not {"MemTotal", "MemAvailable"} <= kib.keys():
-        return {}
-    return {"machine/memory_used_share": 1 - kib["MemAvailable"] / kib["MemTotal"]}
+    memory = usable_memory()
+    return {
+        "machine/disk_free_gib": shutil.disk_usage(folder).free / GIB,
+        "machine/memory_used_share": memory.used / memory.total,
+        **_gpus(),
+    }
 
 
 def _gpus() -> Metrics:

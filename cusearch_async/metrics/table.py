@@ -198,7 +198,7 @@ FAMILIES = (
         "metrics/machine.py",
         (
             Metric("machine/disk_free_gib", "GiB", "free for the run's folder"),
-            Metric("machine/memory_used_share", "share", "of the host's memory"),
+            Metric("machine/memory_used_share", "share", "of the memory that the learner's machine or container gives"),
             Metric("machine/gpu_used_share", "share", "mean use of its GPUs; with nvidia-ml-py"),
             Metric("machine/gpu_memory_share", "share", "of its fullest GPU"),
         ),

@@ -17,7 +17,6 @@ import asyncio
 import errno
 import json
 import logging
-import os
 import socket
 import threading
 import time
@@ -38,6 +37,7 @@ from cusearch_async.files import put_in_place, remove, writing
 from cusearch_async.http_server import has_token
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import ending_at_once, unless_stopped
+from cusearch_async.machine import usable_cores
 from cusearch_async.weights.difference import write_difference
 from cusearch_async.weights.downloads import PATH, PIECE_BYTES, SILENCE_S, Downloads, downloading
 from cusearch_async.weights.folder import WeightStore
@@ -226,7 +226,7 @@ def _make_difference(old: Path, new: Path, made: Path) -> None:
     if old.stat().st_size != new.stat().st_size:
         raise ValueError(f"{new.parent.name} and {old.parent.name} have files of unequal sizes")
     with writing(made, durable=False) as unfinished, unfinished.open("wb") as file:
-        write_difference(old, new, file, threads=max(1, len(os.sched_getaffinity(0)) // 2))
+        write_difference(old, new, file, threads=max(1, usable_cores() // 2))
         if file.tell() > WORTH_IT * new.stat().st_size:
             remove(unfinished)
             raise ValueError(f"{new.parent.name} differs too much from {old.parent.name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cusearch_async.config import load_config
+from cusearch_async.machine import Memory
 from tests.cli.test_check import CONFIGS, findings
 
 pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
@@ -56,7 +57,7 @@ def test_the_host_and_the_disk_are_reported():
 
 
 def test_a_host_that_is_too_small_is_said_and_no_error(monkeypatch):
-    monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}[name])
+    monkeypatch.setattr("cusearch_async.cli.preflight.memory.usable_memory", lambda: Memory(4 << 30, 0))
     found = findings()["host memory"]
     assert (found.status, "46.0 GiB needed, 4.0 GiB there" in found.text) == ("too small", True)
     assert findings("--model.dtype", "bfloat16", path=CONFIGS / "atlas.toml")["disk"].status == "ok"

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from cusearch_async.metrics import machine
 from cusearch_async.metrics.machine import describe_machine
 
 GPUS = ((50, 10, 100), (100, 90, 100))
@@ -19,14 +18,6 @@ def test_disk_and_memory_are_those_of_this_machine(tmp_path):
     found = describe_machine(tmp_path)
     assert found["machine/disk_free_gib"] == pytest.approx(shutil.disk_usage(tmp_path).free / 2**30, rel=0.1)
     assert 0 < found["machine/memory_used_share"] < 1
-
-
-@pytest.mark.parametrize("text", [None, "", "MemTotal: 5 kB\n", "rubbish\n"])
-def test_a_kernel_that_does_not_tell_leaves_memory_out(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(machine, "MEMORY", tmp_path / "meminfo")
-    if text is not None:
-        (tmp_path / "meminfo").write_text(text)
-    assert describe_machine(tmp_path).keys() == {"machine/disk_free_gib"}
 
 
 def test_gpus_are_shown_where_there_are_some(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from cusearch_async.config import Config
 from cusearch_async.errors import BufferUnavailable, ConfigError, first_line
 from cusearch_async.lifecycle import cuda
 from cusearch_async.lifecycle.placement import require_libnuma
+from cusearch_async.machine import usable_cores
 from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
 
 SHARED = Path("/dev/shm")  # noqa: S108  (measured, not written)
@@ -36,7 +37,7 @@ def examine() -> Iterator[Finding]:
     yield Finding("ok", "Python", f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}")
     yield from packages()
     yield from devices()
-    yield Finding("ok", "cores", f"{len(os.sched_getaffinity(0))} usable")
+    yield Finding("ok", "cores", f"{usable_cores()} usable")
     yield shared_memory()
     yield open_files()
     yield redis_server()

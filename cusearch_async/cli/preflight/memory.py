@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from cusearch_async.cli.preflight.gpus import shared_gpus
 from cusearch_async.cli.preflight.shapes import ModelShape
 from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config
+from cusearch_async.machine import usable_memory
 
 TIGHT = 0.9
 """An estimate above this share of a GPU gives a warning: the real use may be larger."""
@@ -160,7 +160,7 @@ def memory_on_cpu(config: Config, shape: ModelShape) -> Finding:
 
 
 def _in_memory(what: str, text: str, needed: int) -> Finding:
-    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    here = usable_memory().total
     if needed > here:
         return Finding("too small", what, f"{text}; {needed / GIB:.1f} GiB needed, {here / GIB:.1f} GiB there")
     return Finding("ok", what, f"{text}; this machine has {here / GIB:.1f} GiB")
