@@ -280,14 +280,13 @@ class SearchClient:
                 answer = await read_at_most(response, most) if response.status == 200 else None
         except TimeoutError as error:
             raise TimeoutError("GET /health") from error
-        self._behaviour = protocol.decode_health(answer or b"") or self._default_behaviour
-        serves = self._behaviour.serves
+        behaviour = protocol.decode_health(answer or b"") or self._default_behaviour
         if not self._has_answered:
-            self.serves = serves
-        elif self.serves and not serves:  # a gateway, while its backend starts
+            self.serves = behaviour.serves
+        elif self._behaviour.serves and not behaviour.serves:  # a gateway, while its backend starts
             raise ValueError("GET /health no longer reports what is served")
-        self._refuse_another(serves)
-        self._is_behaviour_known = True
+        self._refuse_another(behaviour.serves)
+        self._behaviour, self._is_behaviour_known = behaviour, True
 
     def _refuse_another(self, serves: str | None) -> None:
         """Groups must not mix searches of two corpora. An answer without the header may come through a gateway that

@@ -138,9 +138,11 @@ async def test_an_answer_of_another_retriever_ends_the_client():
 
 
 async def test_a_retriever_behind_a_proxy_that_passes_on_searches_alone_is_known_by_its_first_answer():
-    """It ended every worker: without /health nothing was known, and the first answer served something."""
-    async with client_of(Service(finds("Lima", serves=OURS), finds("Tokyo", serves=THEIRS))) as client:
-        assert await search(client) == ["Lima"]
+    """It ended every worker: without /health nothing was known, and the first answer served something. Then a failed
+    search did, after which /health was to report it, too."""
+    answers = finds("Lima", serves=OURS), says("", status=503), finds("Lima", serves=OURS)
+    async with client_of(Service(*answers, finds("Tokyo", serves=THEIRS)), outage_s=5.0) as client:
+        assert [await search(client) for _ in range(2)] == [["Lima"]] * 2
         assert client.serves == OURS
         with pytest.raises(ContractMismatch, match=OTHER):
             await search(client)
