@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import field_validator
 
 from cusearch_async.alarms.rules import RULES
-from cusearch_async.config.section import Free, Section, service_url
+from cusearch_async.config.section import Free, Section, asked_url
 from cusearch_async.extensions import Names
 
 
@@ -18,7 +17,7 @@ class AlarmsConfig(Section):
     """Alarms that end the run, at its newest checkpoint; of those in `cusearch alarms --rules`."""
     command: Free[Names] = ()
     """A command and its arguments, run when an alarm begins; {name}, {text}, {run} and {step} are filled in."""
-    url: Free[Annotated[str, service_url("http://127.0.0.1:9000/alarms")] | None] = None
+    url: Free[Annotated[str, asked_url("http://127.0.0.1:9000/alarms")] | None] = None
     """Where an alarm that begins is posted, as JSON."""
 
     @field_validator("stop_on")
@@ -35,7 +34,7 @@ class AlarmsConfig(Section):
     @field_validator("command")
     @classmethod
     def _can_be_filled_in(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        if words and " " in words[0] and not Path(words[0]).exists():
+        if words and " " in words[0] and "/" not in words[0]:  # a path may be of another machine
             raise ValueError(
                 f"{words[0]!r} is no program; separate its arguments by commas, as in notify-send,{{text}}"
             )

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cusearch_async.config.section import DEVICE, Folder, Free, Location, Section, Shared, service_url
+from cusearch_async.config.section import DEVICE, Folder, Free, Location, Section, Shared, asked_url, service_url
 
 BACKENDS = ("bm25", "dense", "zerosearch", "serper", "serpapi")
 _SIMULATOR_URL = service_url("http://127.0.0.1:6001/v1", "/chat/completions", "set CUSEARCH_SIMULATOR_KEY instead")
-_WEB_URL = service_url("https://google.serper.dev/search", "", "set SERPER_API_KEY or SERPAPI_API_KEY instead")
+_WEB_URL = asked_url("https://google.serper.dev/search", "set SERPER_API_KEY or SERPAPI_API_KEY instead")
 
 
 class Bm25Config(Section):

@@ -108,10 +108,23 @@ def check_address(url: str, schemes: tuple[str, ...], example: str) -> None:
         raise ValueError(f"url {url!r} must look like {example}")
 
 
+def asked_url(example: str, remedy: str = _WITHOUT) -> AfterValidator:
+    """Of a setting with the whole URL of requests, which may have a query; checks it."""
+
+    def checked(url: str) -> str:
+        url = url.strip()
+        refuse_secrets(url, remedy)
+        check_address(url, ("http", "https"), example)
+        return url
+
+    return AfterValidator(checked)
+
+
 def service_url(
     example: str, endpoint: str = "", remedy: str = _WITHOUT, schemes: tuple[str, ...] = ("http", "https")
 ) -> AfterValidator:
-    """Of a setting: drops a slash at the URL's end, and the endpoint that we add ourselves; checks the rest."""
+    """Of a setting whose URL we put paths behind: drops a slash at its end, and the endpoint that we add; checks the
+    rest."""
 
     def checked(url: str) -> str:
         url = url.strip().rstrip("/").removesuffix(endpoint).rstrip("/")

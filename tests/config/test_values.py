@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 import tomllib
 from pathlib import Path
@@ -355,6 +356,20 @@ def test_a_later_file_leaves_a_setting_out(write, tmp_path, key):
         save_config(config, saved := tmp_path / "saved.toml")
         assert load_config(saved) == config
     assert load_config(earlier, ["--loss.correction", "none"]).loss.correction == "none"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("alarms.url", *2 * ["https://h.example/hooks/7/?api-version=1&sp=run"]),
+        ("retriever.web.url", *2 * ["https://serpapi.com/search?gl=de"]),
+        ("alarms.command", '["/opt/my tools/page", "{text}"]', ("/opt/my tools/page", "{text}")),
+    ],
+)
+def test_what_is_used_as_it_is_given_is_not_changed(atlas_config, key, text, value):
+    """A query was refused as not sent, and a program of the learner's machine on all others."""
+    config = load_config(atlas_config, [f"--{key}", text])
+    assert operator.attrgetter(key)(config) == value
 
 
 def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(write, tmp_path):
