@@ -26,7 +26,7 @@ from cusearch_async.training.checkpoint_objects import learner_checkpoints
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.loop import train
 from cusearch_async.training.selector import initial_method_state
-from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
+from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus, RunState
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.transports import transport_of
 
@@ -99,8 +99,10 @@ class Leader:
             await buffer.check_identity(self._accepts_changes)
             await self._refuse_another_buffer(buffer)
             state = await buffer.state()
+        # In ticket order a step's tickets are known, whatever Redis has forgotten; else it must know what was trained.
+        known = RunState() if config.pool.order == "ticket" else state
         with log_waiting(log, "waiting for the newest checkpoint to be verified"):
-            newest = self._checkpoints.newest(state)
+            newest = self._checkpoints.newest(known)
         if newest is None:
             log.info("no checkpoint, starting at step 0")
             return None

@@ -141,6 +141,21 @@ def test_a_later_start_goes_on_from_the_newest_checkpoint(scene, atlas_config):
     assert not any("e2" in name for name in s.buffer.on_disk)
 
 
+@pytest.mark.parametrize(("order", "resumed"), [("ticket", 2), ("deferred", 1)])
+def test_a_redis_that_has_lost_a_step_does_not_undo_training_in_ticket_order(scene, atlas_config, order, resumed):
+    """It went back to the newest checkpoint that Redis knew, and deleted the later ones: with the best one kept, by
+    any number of steps. In another order Redis would give trained trajectories again."""
+    s = scene("--pool.order", order)
+    s.lead()
+    s.run.state = replace(s.run.state, step=1, checkpoint=1)
+    go_on(s, "--pool.order", order, "--run.steps", "3", atlas_config=atlas_config)
+    s.lead()
+    assert [event for event in s.events if event.startswith(("load", "recover"))] == [
+        f"load step00000{resumed}-e1",
+        f"recover {resumed}",
+    ]
+
+
 def test_checkpoints_are_verified_before_the_learner_is_made(scene, caplog):
     s = scene()
     s.lead()
