@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 from cusearch_async.cli.parts.arguments import add_config
 from cusearch_async.cli.parts.opening import refuse_if_alive
 from cusearch_async.config import Config, load_config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.identity import NOBODY, refusal
 from cusearch_async.training.checkpoint_objects import CheckpointObjects
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.server import may_be_asked
+from cusearch_async.transport.server import may_be_asked, url_of_own
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             held.enter_context(run_folder.hold(folder))
         # The run's own Redis is not running: its keys are in the folder.
         is_in_folder = (folder / "redis").exists() and not may_be_asked(config.redis)
+        if is_in_folder and (url := url_of_own(config.redis, folder)):
+            raise RunInUse(f"this run's Redis listens at {url}; add --redis.url {url}, or stop it first")
         keys = 0 if is_in_folder else asyncio.run(count_keys(config))
         objects = CheckpointObjects.of(config)
         published = Published.of(config)

@@ -229,13 +229,13 @@ def check_deletable(folder: Path, remedy: str = "nothing in it was deleted") -> 
 
 def forget(folder: Path, keep: Collection[str] = ()) -> None:
     """Delete what a run has written into its folder, and the folder if it is then empty. Children in `keep` stay, and
-    with them the marker.
+    with them the marker. What learners lock goes last: one that starts meanwhile is refused.
 
     Raises: ConfigError for a folder without a marker, and for a home, root or repository folder."""
     if not folder.exists():
         return
     check_deletable(folder)
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.iterdir(), key=lambda path: (path.name in (LEARNER, TAKE_OVER), path)):
         if path.name in (MARKER, *keep) or final_name(path.name) not in (MARKER, *CHILDREN):
             continue
         if path.is_dir() and not path.is_symlink():

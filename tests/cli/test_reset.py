@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from cusearch_async.run.identity import NOBODY
 from cusearch_async.training import checkpoint_objects
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
-from cusearch_async.transport.server import is_listening, server_command
+from cusearch_async.transport.server import holding_data, is_listening, server_command
 from cusearch_async.weights import objects as weights_objects
 from tests.conftest import free_port, wait_until
 
@@ -229,6 +230,17 @@ def test_a_redis_of_the_runs_own_goes_with_the_folder_unless_it_is_running(atlas
         server.terminate()
         server.wait()
     run_reset(atlas_config, overrides, yes=True)
+    assert not config.folder.exists()
+
+
+def test_the_data_of_a_redis_that_listens_elsewhere_is_not_deleted_under_it(atlas_config, overrides):
+    here, elsewhere = ([*overrides, "--redis.url", f"redis://127.0.0.1:{free_port()}/0"] for _ in range(2))
+    config = load_config(atlas_config, elsewhere)
+    run_folder.mark(config.folder, config.run.name)
+    with holding_data(config.redis, config.folder), pytest.raises(RunInUse, match=re.escape(config.redis.url)):
+        run_reset(atlas_config, here, yes=True)
+    assert (config.folder / "redis" / "lock").exists()
+    run_reset(atlas_config, here, yes=True)
     assert not config.folder.exists()
 
 

@@ -85,6 +85,26 @@ def test_what_an_interrupted_write_has_left_is_deleted_too(tmp_path, monkeypatch
     assert [path.name for path in folder.iterdir()] == [".notes"]
 
 
+def test_a_learner_cannot_start_while_its_folder_is_deleted(tmp_path, monkeypatch):
+    """Its lock went before the weights: a learner that was started again made another, and its files lost the marker."""
+    folder = tmp_path / "run"
+    run_folder.mark(folder, "mine")
+    (folder / "weights").mkdir()
+    refused = []
+
+    def start(path):
+        with pytest.raises(RunInUse, match="is being moved or deleted"), run_folder.hold_as_learner(folder):
+            pass
+        refused.append(path.name)
+        path.rmdir()
+
+    monkeypatch.setattr(run_folder.shutil, "rmtree", start)
+    with run_folder.hold_without_learner(folder):
+        run_folder.forget(folder)
+    assert refused == ["weights"]
+    assert not folder.exists()
+
+
 def test_a_child_that_is_kept_keeps_the_marker(tmp_path):
     folder = tmp_path / "run"
     run_folder.mark(folder, "mine")
