@@ -87,7 +87,8 @@ class Identity:
     terms: Mapping[str, str] = field(default_factory=dict)
     """The run contract: every setting of scope SHARED, and fingerprints of the data. Key -> text."""
     run_id: str = ""
-    """From the marker in the run's folder, so it stays the same when the folder is moved; empty without a marker."""
+    """From the marker in the run's folder, so it stays the same when the folder is moved; empty without a marker. Other
+    processes learn it when they join."""
     host: str = ""
     folder: str = ""
     """Where a learner last started in it. Empty for other processes: they need no folder of the run."""
@@ -96,6 +97,15 @@ class Identity:
     def digest(self) -> str:
         """Checksum of all terms; empty without terms."""
         return _checksum(dict(self.terms)) if self.terms else ""
+
+    @property
+    def joined(self) -> str:
+        """For the scripts: the digest, and the id of the run that this process means or has joined."""
+        return f"{self.digest} {self.run_id}".rstrip()
+
+    def after_joining(self, run: Identity) -> Identity:
+        """Of a process that needs no folder: from now on it means this `run`, and no later one of the same name."""
+        return self if self.folder else replace(self, run_id=run.run_id)
 
     def with_retriever(self, serves: str | None) -> Identity:
         """Of a process whose retriever has reported what it serves; None when it reports nothing."""
@@ -149,6 +159,11 @@ def fixed_terms(config: Config) -> dict[str, str]:
 
 def refusal(name: str, own: Identity, run: Identity, accepts_changes: bool = False) -> ContractMismatch | None:
     """Why a process must not take part in run `name` of Redis, whose identity is `run`; None when it may."""
+    if not own.folder and own.run_id and run.run_id not in ("", own.run_id):
+        return ContractMismatch(
+            f"the run {name!r} that this process joined is gone, and Redis holds a later one of this name; start this "
+            "process again"
+        )
     if own.folder and run.run_id and own.run_id != run.run_id:
         places = Difference("run.folder", f"{own.folder} on {own.host}", f"{run.folder} on {run.host}")
         return not_this_run(name, [places], f"`cusearch reset CONFIG --run.folder {run.folder}` deletes that run")

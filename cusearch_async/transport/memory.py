@@ -389,7 +389,9 @@ class MemoryBuffer:
         return self._run.identity
 
     async def check_identity(self, accepts_changes: bool = False) -> bool:
-        return has_joined("in memory", self._identity, self._run.identity, accepts_changes)
+        is_it = has_joined("in memory", self._identity, self._run.identity, accepts_changes)
+        self._identity = self._identity.after_joining(self._run.identity) if is_it else self._identity
+        return is_it
 
     async def capacities(self) -> list[int]:
         depths = Counter(t.depth for t in self._buffered())

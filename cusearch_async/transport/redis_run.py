@@ -64,7 +64,10 @@ class RedisRun:
         return Identity(terms, *(text_of(value or b"") for value in place))
 
     async def check_identity(self, accepts_changes: bool = False) -> bool:
-        return has_joined(self.keys.run, self._identity, await self.identity(), accepts_changes)
+        run = await self.identity()
+        is_it = has_joined(self.keys.run, self._identity, run, accepts_changes)
+        self._identity = self._identity.after_joining(run) if is_it else self._identity
+        return is_it
 
     async def ledger(self) -> Ledger:
         raw = await self.ask(lambda client: client.hgetall(self.keys.ledger))

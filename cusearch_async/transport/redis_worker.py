@@ -44,7 +44,7 @@ class WorkerSide(RedisRun):
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         token = self.next_name()
-        granted = await self.run_script("admit", worker, token, room, loaded_version, self._identity.digest)
+        granted = await self.run_script("admit", worker, token, room, loaded_version, self._identity.joined)
         return [RolloutSlot(*(self._number("a ticket", part) for part in slot.rsplit(b":", 1))) for slot in granted]
 
     async def put(self, trajectory: Trajectory) -> Outcome:
@@ -74,7 +74,7 @@ class WorkerSide(RedisRun):
             async with client.pipeline(transaction=False) as pipe:
                 for put in batch:
                     pipe.execute_command("SET", put.staged, put.payload, "EX", _STAGED_S)
-                pipe.evalsha(script.sha, 1, self.keys.state, self._identity.digest, *(put.request for put in batch))
+                pipe.evalsha(script.sha, 1, self.keys.state, self._identity.joined, *(put.request for put in batch))
                 answers = await pipe.execute(raise_on_error=False)
             for answer in answers:
                 if isinstance(answer, Exception):
@@ -92,8 +92,8 @@ class WorkerSide(RedisRun):
         return bool(found)
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> list[int]:
-        digest = self._identity.digest
-        closed = await self.run_script("heartbeat", worker, digest, len(tickets), *tickets, *reported(status))
+        joined = self._identity.joined
+        closed = await self.run_script("heartbeat", worker, joined, len(tickets), *tickets, *reported(status))
         return [int(ticket) for ticket in closed]
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:

@@ -206,7 +206,7 @@ async def test_lists_that_a_worker_has_written_keep_redis_busy_for_no_longer_tha
     client, token = redis_backend.client, "life/7"
 
     async def admit(room):
-        return await buffer.run_script("admit", "w", token, room, 0, buffer._identity.digest)
+        return await buffer.run_script("admit", "w", token, room, 0, buffer._identity.joined)
 
     assert len(await admit(G)) == G
     await client.hset(buffer.keys.worker("w"), "admit_tickets", "0," * 100_000)

@@ -196,6 +196,24 @@ async def test_a_run_continues_from_wherever_its_folder_is_now(backend):
     assert await heir.identity() == moved
 
 
+async def test_a_worker_of_a_run_that_was_deleted_joins_no_later_one_of_its_name(backend):
+    """Its weights have the new run's names, so it would load none of them."""
+    await start(backend.make(HERE))
+    worker = backend.make(OURS)
+    assert await worker.check_identity()
+    (slot, *_) = await worker.admit("w", 0, G)
+    await backend.make(OURS).reset()
+    await start(backend.make(replace(THERE, terms=OURS.terms)))
+    put = worker.put(make_trajectory(slot.ticket, slot.rollout))
+    for attempt in (worker.admit("w", 0, G), put, worker.heartbeat("w", [0], WorkerStatus()), worker.check_identity()):
+        with pytest.raises(
+            ContractMismatch, match=r"the run '.*' that this process joined is gone.*start this process"
+        ):
+            await attempt
+    assert (await worker.ledger()).finished == 0
+    assert await backend.make(OURS).check_identity()
+
+
 async def test_a_worker_needs_no_folder_of_the_run(backend):
     await start(backend.make(HERE))
     assert await backend.make(OURS).check_identity()

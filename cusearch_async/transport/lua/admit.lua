@@ -3,7 +3,7 @@
 -- pool is near; and once more when that is long ago, too.
 -- A request with the same token gets the same grant again, without tickets that are now beyond the limit. An older
 -- request of the same process gets nothing. So a command that is sent again, or arrives late, changes nothing.
--- ARGV worker token("process/number") room loaded_version contract_digest
+-- ARGV worker token("process/number") room loaded_version joined
 -- Returns rollout ids "ticket:rollout", at most `room`; a group is never split.
 local name, token, room, loaded = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local worker = key('worker:' .. name)

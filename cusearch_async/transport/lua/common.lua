@@ -59,9 +59,12 @@ local function another_run()
   return redis.error_reply('ANOTHER ' .. cjson.encode(found))
 end
 
--- That error for a process whose contract has another digest than the run contract. Else nil.
-local function contract_refusal(digest)
+-- That error for a process whose contract has another digest than the run contract, or that has joined an earlier run of
+-- this name. Else nil. `joined`: "digest run_id", the second for a process that has learned it.
+local function contract_refusal(joined)
+  local digest, run_id = string.match(joined, '^(%S*) ?(.*)$')
   if (redis.call('HGET', key('contract'), 'digest') or '') ~= digest then return another_run() end
+  if run_id ~= '' and (redis.call('HGET', state, 'run_id') or run_id) ~= run_id then return another_run() end
 end
 
 -- The run's clock and the server's clock, in milliseconds. The run's clock advances with the server's, but by at most

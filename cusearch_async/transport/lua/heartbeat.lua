@@ -1,6 +1,6 @@
 -- Record that a worker is alive, renew its leases, and store its status. Workers without a heartbeat for an hour are
 -- removed. Returns those of the tickets whose groups are closed.
--- ARGV worker contract_digest number_of_tickets ticket... field value...
+-- ARGV worker joined number_of_tickets ticket... field value...
 local name, tickets = ARGV[1], tonumber(ARGV[3])
 if not run.epoch then return {} end
 local refused = contract_refusal(ARGV[2])

@@ -1,7 +1,7 @@
 -- Store finished trajectories in the buckets of their depths; close a group with its last one. Their payloads were SET
 -- under temporary names just before: a rename makes no copy of them, an argument would be copied several times.
 -- Idempotent per (ticket, rollout): the same bytes again give 'stored'.
--- ARGV contract_digest put...
+-- ARGV joined put...
 --      put: msgpack of {id, staged, depth, version, bytes, {field, value, ...}}
 -- Returns for each put: stored | duplicate (another trajectory has this id) | late (its group is closed, or has no such
 -- slot) | full (try again later) | unstaged (its payload has disappeared: send it again).
