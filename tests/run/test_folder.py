@@ -86,7 +86,7 @@ def test_what_an_interrupted_write_has_left_is_deleted_too(tmp_path, monkeypatch
 
 
 def test_a_learner_cannot_start_while_its_folder_is_deleted(tmp_path, monkeypatch):
-    """Its lock went before the weights: a learner that was started again made another, and its files lost the marker."""
+    """Its lock went before the weights: a learner that was started again made another."""
     folder = tmp_path / "run"
     run_folder.mark(folder, "mine")
     (folder / "weights").mkdir()

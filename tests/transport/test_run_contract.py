@@ -206,9 +206,7 @@ async def test_a_worker_of_a_run_that_was_deleted_joins_no_later_one_of_its_name
     await start(backend.make(replace(THERE, terms=OURS.terms)))
     put = worker.put(make_trajectory(slot.ticket, slot.rollout))
     for attempt in (worker.admit("w", 0, G), put, worker.heartbeat("w", [0], WorkerStatus()), worker.check_identity()):
-        with pytest.raises(
-            ContractMismatch, match=r"the run '.*' that this process joined is gone.*start this process"
-        ):
+        with pytest.raises(ContractMismatch, match="that this process joined is gone"):
             await attempt
     assert (await worker.ledger()).finished == 0
     assert await backend.make(OURS).check_identity()
