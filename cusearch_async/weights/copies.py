@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import io
 import logging
 import os
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -78,7 +78,8 @@ class Copies(ABC):
                 remove_sealed(directory, MANIFEST)
                 manifest = await self._fetch_version(name, directory)
             self._known.add(name)
-            os.utime(directory)
+            with suppress(OSError):  # of a disk that can no longer be written, the copy serves
+                os.utime(directory)
             self._remove_old(directory)
         return OpenedVersion(name, manifest, directory)
 
@@ -106,14 +107,12 @@ class Copies(ABC):
 
     async def _is_there(self, name: str, directory: Path) -> bool:
         """Whether the version there has this copy's manifest, as far as it can be asked for."""
-        theirs = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}.{MANIFEST}")
+        theirs = io.BytesIO()  # a full disk does not matter here
         try:
-            await self.fetch(name, MANIFEST, theirs)
-            return theirs.read_bytes() == (directory / MANIFEST).read_bytes()
+            await self.receive(name, MANIFEST, theirs, None)
         except WeightsUnavailable:
             return True
-        finally:
-            remove(theirs)
+        return theirs.getvalue() == (directory / MANIFEST).read_bytes()
 
     async def _fetch_version(self, name: str, directory: Path) -> Manifest:
         for path, _ in entries(directory.parent, NAME):  # nobody else is fetching

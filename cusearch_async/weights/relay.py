@@ -72,7 +72,7 @@ class Relay(Server):
         try:
             return web.json_response(await self._downloads.names())
         except CusearchError as error:
-            return web.json_response({"error": str(error)}, status=HTTPStatus.BAD_GATEWAY)
+            return _answer_of(error)
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         return await self._fetch_first(request) or await super()._file(request)
@@ -87,9 +87,7 @@ class Relay(Server):
         except TimeoutError:
             return web.json_response({}, status=HTTPStatus.ACCEPTED)
         except CusearchError as error:
-            is_missing = isinstance(error, WeightsUnavailable) and not isinstance(error, LearnerUnreachable)
-            status = HTTPStatus.NOT_FOUND if is_missing else HTTPStatus.BAD_GATEWAY
-            return web.json_response({"error": str(error)}, status=status)
+            return _answer_of(error)
         return None
 
     async def _have(self, name: str) -> None:
@@ -133,3 +131,10 @@ class Relay(Server):
         for name in last:
             await self._have(name)
         return last
+
+
+def _answer_of(error: CusearchError) -> web.Response:
+    """Clients wait for a learner that is gone as long as it takes, and not for a relay that cannot write."""
+    other = HTTPStatus.NOT_FOUND if isinstance(error, WeightsUnavailable) else HTTPStatus.INTERNAL_SERVER_ERROR
+    status = HTTPStatus.BAD_GATEWAY if isinstance(error, LearnerUnreachable) else other
+    return web.json_response({"error": str(error)}, status=status)

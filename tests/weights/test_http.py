@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import resource
 import shutil
 import signal
@@ -240,22 +241,27 @@ async def test_a_full_disk_keeps_its_name_and_leaves_nothing(site):
         assert same(await downloads.open(name), tensors(1))
 
 
-async def test_a_disk_that_can_no_longer_be_written_is_named_where_a_copy_is_there_already(site, monkeypatch):
-    """A worker that began again ended with a traceback, where one with a full disk waits."""
-    name = site.publish(1)
+async def test_of_a_disk_that_can_no_longer_be_written_the_copy_that_is_there_serves(site, monkeypatch):
+    """A worker that began again ended with a traceback, then it waited: the manifest was written to be compared."""
+    name, later = site.publish(1), site.store.publish(2, 1, tensors(2), CANARY)
     async with site.learner.serving(), site.host() as downloads:
         await downloads.open(name)
     opened = Path.open
 
     def read_only(path, mode="r", *more, **others):
-        if "w" in mode and MANIFEST in path.name:
+        if "w" in mode and path.name == MANIFEST:
             raise OSError(errno.EROFS, "Read-only file system")
         return opened(path, mode, *more, **others)
 
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
     monkeypatch.setattr(Path, "open", read_only)
+    monkeypatch.setattr(os, "utime", refuse)
     async with site.learner.serving(), site.host() as again:
+        assert same(await again.open(name), tensors(1))
         with pytest.raises(WriteFailed, match=r"^cannot write .*manifest.json: Read-only file system$"):
-            await again.open(name)
+            await again.open(later)
 
 
 async def test_what_a_killed_process_left_is_removed_by_the_next_download(site):

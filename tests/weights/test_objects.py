@@ -72,13 +72,13 @@ async def test_an_adapter_comes_with_the_config_that_vllm_reads(site):
 
 
 async def test_processes_of_one_machine_fetch_a_version_once(site, monkeypatch):
-    name, fetched, fetch = site.publish(1), [], ObjectCopies.fetch
+    name, fetched, fetch = site.publish(1), [], ObjectCopies.receive
 
     async def counted(own, name, file, *more):
         fetched.append(file)
         await fetch(own, name, file, *more)
 
-    monkeypatch.setattr(ObjectCopies, "fetch", counted)
+    monkeypatch.setattr(ObjectCopies, "receive", counted)
     one, other = await asyncio.gather(site.host().open(name), site.host().open(name))
     assert one == other
     assert sorted(fetched) == sorted([MANIFEST, TENSORS, MANIFEST]), "the second looks whether it is still the same"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import shutil
 import socket
 from collections.abc import AsyncIterator
@@ -84,6 +85,24 @@ async def test_a_learner_that_is_gone_is_no_missing_version(site):
             await downloads.open(name)
         with pytest.raises(LearnerUnreachable, match="answers 502"):
             await downloads.open(site.publish(2))
+
+
+async def test_a_relay_that_cannot_write_is_no_learner_that_is_gone(site, monkeypatch):
+    """For a learner that is gone its workers would wait as long as it takes."""
+    name, later = site.publish(1), site.publish(2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(relay, "COMPARED_S", 0.0)
+    async with site.learner.serving(), relaying(site.relay_config()), site.behind("a") as downloads:
+        await downloads.open(name)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            with pytest.raises(WeightsUnavailable, match=r"answers 500: .*File too large") as refused:
+                await downloads.open(later)
+            assert (await downloads.names())[-1] == later
+            assert await downloads.is_current(name), "what it has needs no disk"
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not isinstance(refused.value, LearnerUnreachable)
 
 
 async def test_what_a_relay_has_is_served_while_the_learner_is_silent(site, monkeypatch):
