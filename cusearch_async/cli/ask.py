@@ -21,6 +21,7 @@ from cusearch_async.cli.parts.passes import answering_search, run_passes_with
 from cusearch_async.cli.parts.terminal import visible
 from cusearch_async.config import Config, load_config
 from cusearch_async.dashboard.episodes import coloured
+from cusearch_async.data.questions import refuse_another_world
 from cusearch_async.errors import ConfigError, RetrievalUnavailable
 from cusearch_async.evaluation.probing import Pass
 from cusearch_async.lifecycle.children import free_port, start_child
@@ -96,6 +97,7 @@ def own_retriever(config: Config, folder: Path, overrides: list[str]) -> Iterato
     if "--retriever.url" in retriever:
         url = config.retriever.url
         raise RetrievalUnavailable(f"nothing listens at --retriever.url {url}; start a retriever there")
+    refuse_another_world(config)
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "cusearch_async.cli.main", "worker", "retriever", str(folder / "config.toml")]
     with tempfile.NamedTemporaryFile(suffix=".log") as log:

@@ -15,7 +15,7 @@ from cusearch_async.config import EMBEDDED, Config, EvalConfig
 from cusearch_async.data.columns import shown
 from cusearch_async.data.files import HUB, locate, read_rows
 from cusearch_async.data.rows import Origin, can_be_answered, origin_of, parse_row
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, RetrievalUnavailable
 from cusearch_async.retrieval.backend import Passage
 from cusearch_async.retrieval.corpus import Corpus
 from cusearch_async.streams import Stream, stream
@@ -131,6 +131,17 @@ def _of_suite(settings: EvalConfig) -> list[Question]:
 def asks_of_atlas(config: Config) -> bool:
     """Whether an environment's questions are those of an embedded world."""
     return any(source in WORLDS for label in config.environment for source in config.sources_of(label))
+
+
+def refuse_another_world(config: Config) -> None:
+    """Before our retriever is started unasked. Raises: RetrievalUnavailable."""
+    if searches_another_world(config):
+        corpus, url = config.retriever.corpus, config.retriever.url
+        raise RetrievalUnavailable(
+            f"our retriever would search the embedded world {corpus}, and no question is of it: start your server at "
+            f"retriever.url {url} first, or set retriever.corpus to your passages; if that world is meant, start it "
+            "yourself (`cusearch worker retriever CONFIG`)"
+        )
 
 
 def searches_another_world(config: Config) -> bool:

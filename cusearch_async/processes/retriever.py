@@ -38,6 +38,7 @@ async def run(config: Config) -> None:
 def application_of(config: Config, backend: Backend) -> web.Application:
     passages = backend.passages if isinstance(backend, IndexBackend) else ()
     serves = what_is_served(config.retriever, config.run.seed, passages)
+    log.info("serving %s", serves)
     return Retriever(backend, config.retriever.topk, serves).application()
 
 

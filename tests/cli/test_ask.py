@@ -85,6 +85,13 @@ def test_a_retriever_that_is_asked_for_and_silent_is_named(config):
         pass
 
 
+def test_a_users_server_that_is_down_is_not_replaced_by_an_embedded_world(config, monkeypatch):
+    monkeypatch.setattr(ask, "start_child", lambda *_: pytest.fail("it was started"))
+    mine = config.model_copy(update={"data": config.data.model_copy(update={"source": ("mine.jsonl",)})})
+    with pytest.raises(RetrievalUnavailable, match="start your server at"), ask.own_retriever(mine, mine.folder, []):
+        pass
+
+
 @pytest.mark.parametrize(
     ("overrides", "is_own"),
     [

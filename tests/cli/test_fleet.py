@@ -362,15 +362,18 @@ def test_a_retriever_that_is_there_already_is_used_and_named(config, caplog):
     assert f"reusing the retriever already running at {config.retriever.url}" in caplog.text
 
 
-def test_a_retriever_is_not_started_on_an_embedded_world_without_a_word(config, caplog, monkeypatch):
-    fleet = Unstarted(config)
+def test_a_retriever_of_an_embedded_world_is_not_started_for_other_questions(config, monkeypatch):
+    """A user's server that starts a minute late was replaced by one that answers with geography."""
+    mine = config.model_copy(update={"data": config.data.model_copy(update={"source": ("mine.jsonl",)})})
+    fleet = Unstarted(mine)
     monkeypatch.setattr(fleet, "_wait_for_service", lambda *_: None)
-    fleet.start_services()
-    assert "and no question is of it" not in caplog.text
-    fleet = Unstarted(config.model_copy(update={"data": config.data.model_copy(update={"source": ("mine.jsonl",)})}))
-    monkeypatch.setattr(fleet, "_wait_for_service", lambda *_: None)
-    fleet.start_services()
-    assert "searches the embedded world atlas, and no question is of it" in caplog.text
+    with pytest.raises(
+        RetrievalUnavailable, match=rf"the embedded world atlas, .*start your server at .*{mine.retriever.url}"
+    ):
+        fleet.start_services()
+    assert fleet.children == {}
+    with socket.create_server(("127.0.0.1", int(mine.retriever.url.rpartition(":")[2]))):
+        fleet.start_services()
 
 
 def test_a_folder_has_one_launch_at_a_time(fleet, config, atlas_config):

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from cusearch_async.config import LOOPBACK, Config, save_config
 from cusearch_async.dashboard.server import address_of
-from cusearch_async.data.questions import asks_of_atlas, searches_another_world
+from cusearch_async.data.questions import asks_of_atlas, refuse_another_world
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
 from cusearch_async.lifecycle.children import free_port, start_child
 from cusearch_async.lifecycle.gpus import Gpus, divide
@@ -162,28 +162,26 @@ class Fleet:
                     self._start("redis", own_server(config.redis, config.folder), inherited=(lock,))
         if config.uses_retriever:
             services.append(("the retriever", retriever.url, RetrievalUnavailable))
-            is_ours = self._start_or_reuse("retriever", retriever.url, "worker", "retriever")
-            if is_ours and searches_another_world(config):
-                text = "the retriever started here searches the embedded world %s, and no question is of it: see %s"
-                log.warning(text, retriever.corpus, "retriever.corpus")
+            if not is_listening(retriever.url):
+                refuse_another_world(config)
+            self._start_or_reuse("retriever", retriever.url, "worker", "retriever")
         if config.uses_retriever and retriever.backend == "zerosearch" and asks_of_atlas(config):
             services.append(("the simulator", retriever.zerosearch.url, RetrievalUnavailable))
             self._start_or_reuse("simulator", retriever.zerosearch.url, "atlas", "simulate")
         for what, url, failure in services:
             self._wait_for_service(what, url, failure)
 
-    def _start_or_reuse(self, name: str, url: str, *command: str) -> bool:
-        """Whether it was started. Raises: RetrievalUnavailable unless it runs, or the address is on this machine, where
+    def _start_or_reuse(self, name: str, url: str, *command: str) -> None:
+        """Raises: RetrievalUnavailable unless it runs, or the address is on this machine, where
         we can start it."""
         if is_listening(url):
             log.info("reusing the %s already running at %s", name, url)
-            return False
+            return
         if urlsplit(url).hostname not in LOOPBACK:
             raise RetrievalUnavailable(
                 f"no {name} listens at {url}; start one there: launch starts one on loopback only"
             )
         self.start_command(name, *command)
-        return True
 
     def _wait_for_service(self, what: str, url: str, failure: type[CusearchError]) -> None:
         wait_s = self._config.run.wait_s
