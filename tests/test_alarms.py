@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,6 +88,17 @@ def test_answers_that_are_all_wrong_are_answers():
     rows = [{"step": n, "reward/all": 0.02 * n, "reward/em": 0.0, "reward/answered": 0.5} for n in range(20)]
     (alarm,) = alarms_of(rows, History(LIMITS))
     assert alarm.rule.name == "reward_without_answers"
+
+
+def test_rewards_of_any_size_that_do_not_rise_excuse_nothing():
+    """Their noise counted as a rise, in every second step."""
+    same = {"reward/em": 0.0, "reward/answered": 0.0}
+    rows = [
+        {"step": n, "reward/all": 50 + 0.3 * math.sin(n / 3), "train/entropy": max(0.2, 1 - 0.1 * n)} | same
+        for n in range(60)
+    ]
+    (alarm,) = alarms_of(rows, History(LIMITS))
+    assert (alarm.rule.name, alarm.first < 15, alarm.is_firing) == ("entropy_falls", True, True)
 
 
 @pytest.mark.parametrize("rows", HEALTHY.values(), ids=HEALTHY)

@@ -104,10 +104,10 @@ class History:
         return (best(self.of("reward/answered")) > 0) | (best(self.of("reward/em")) > 0)
 
     def rose(self) -> Fires:
-        """[steps] Whether exact match (the reward, where there are no answers) has, on average, risen by RISE over
-        LOOK_BACK steps."""
-        em, reward = (since(self.average(name), LOOK_BACK) >= RISE for name in ("reward/em", "reward/all"))
-        return np.where(self.compares_answers(), em, reward)
+        """[steps] Whether exact match (the reward, of its size, where there are no answers) has, on average, risen by
+        RISE over LOOK_BACK steps."""
+        em, reward = (since(self.average(name), LOOK_BACK) for name in ("reward/em", "reward/all"))
+        return np.where(self.compares_answers(), em >= RISE, reward >= RISE * self.scale_of_rewards())
 
 
 def in_a_row(fires: Fires, count: int) -> Fires:

@@ -28,7 +28,8 @@ RULES = (
     Rule(
         "stops_searching",
         "depth/mean",
-        "mean depth below 0.6 of its best, or more than 0.6 of the episodes without a search in three steps",
+        "mean depth below 0.6 of its best, or more than 0.6 of the episodes, and 0.1 more than at first, without a "
+        "search in three steps; the best above 0.2",
         "The agent answers without searching: an answer at once earns too much, or a search fails to help.",
         "Lower what the format alone earns, or lr; look at what the retriever answers.",
         TRACE,
@@ -37,7 +38,8 @@ RULES = (
     Rule(
         "searches_more_and_more",
         "depth/mean",
-        "mean depth 1.75 times that of eight steps before, exact match not up by 0.02",
+        "mean depth 1.75 times that of eight steps before and above 0.2, exact match (the reward, of its size, where "
+        "there are no answers) not up by 0.02",
         "Searches are not paid for by answers: deep trajectories are favoured as such.",
         "Use method.phase_reserve or another method; lower episode.s_max.",
         TRACE,
@@ -46,7 +48,8 @@ RULES = (
     Rule(
         "entropy_falls",
         "train/entropy",
-        "entropy below half of the first steps', exact match not up by 0.02 in eight steps",
+        "entropy below half of the first steps', exact match (the reward, of its size, where there are no answers) not "
+        "up by 0.02 in eight steps",
         "The policy says the same whatever is asked; groups will soon be equal.",
         "Lower lr, raise episode.temperature or loss.entropy_coef.",
         TRACE,
@@ -91,7 +94,8 @@ RULES = (
     Rule(
         "reward_without_answers",
         "reward/all",
-        "mean reward up by 0.1 (where rewards exceed 1, of their size), exact match by less than 0.02",
+        "mean reward up by 0.1 (where rewards exceed 1, of their size), exact match by less than 0.02, where answers "
+        "are given",
         "The policy learns what the reward pays beside right answers, such as the format.",
         "Lower environment.LABEL.format_weight, or correct your reward.",
         TRACE,
@@ -172,7 +176,8 @@ RULES = (
     Rule(
         "wasted_turns",
         "episode/turns",
-        "more than 0.3 turns an episode that are neither a search nor an answer, where both are counted",
+        "more than 0.3 turns an episode that are neither a search nor an answer, where both are counted: with less "
+        "than 0.9 in the format, or 0.3 more than at first",
         "The policy does not keep the format.",
         "Warm-start the model, or show the format in the prompt template.",
         TRACE,

@@ -112,7 +112,10 @@ def list_runs(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _local(time: str) -> str:
-    return datetime.fromisoformat(time).astimezone().isoformat(" ")
+    try:
+        return datetime.fromisoformat(time).astimezone().isoformat(" ")
+    except ValueError:  # written by hand, or by nobody
+        return time
 
 
 def _cells(run: KeptRun, is_wide: bool) -> list[str]:

@@ -128,6 +128,14 @@ def test_a_damaged_run_is_listed_with_its_error_and_hides_no_other(
     assert "10/10" in lines["whole"]
 
 
+def test_a_start_without_a_time_hides_no_run(make_run, tmp_path, capsys):
+    (start,) = (make_run("broken").folder / "starts").glob("*.json")
+    start.write_text(re.sub(r'"time": ?"[^"]*"', '"time":""', start.read_text()))
+    make_run("whole")
+    _, broken, whole = cusearch(capsys, "runs", "--folder", str(tmp_path / "runs")).splitlines()
+    assert (broken.split()[0], whole.split()[0]) == ("broken", "whole")
+
+
 @pytest.mark.parametrize("columns", ["80", "200"])
 def test_the_list_of_runs_has_one_line_a_run_and_one_an_error(make_run, tmp_path, capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
