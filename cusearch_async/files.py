@@ -21,9 +21,11 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from cusearch_async.errors import ConfigError, WriteFailed, first_line
+from cusearch_async.errors import ConfigError, CusearchError, WriteFailed, first_line
 
 _UNFINISHED = re.compile(r"\.unfinished-(.+?)(?:\.[0-9a-f]{16})?")
+_OF_THE_DISK = ("inline_container", "os error", "write error")
+"""In what torch.save, tokenizers and FAISS say, whose errors have no type for a disk."""
 
 
 def write_file(path: Path, content: bytes, mode: int = 0o666, replace: bool = True) -> None:
@@ -81,22 +83,25 @@ def whole_or_absent(path: Path) -> Iterator[None]:
     Raises: WriteFailed in one line when the write fails; then `path` is deleted, and its space is free."""
     try:
         yield
-    except WriteFailed:  # of another process, which writes into the folder too
+    except Exception as error:  # WriteFailed is of another process, which writes into the folder too
+        failed = write_failed(path, error) if _is_of_the_disk(error) else None
         remove(path)
-        raise
-    except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "inline_container" not in str(error):  # torch.save's writer
+        if failed is None:
             raise
-        failed = write_failed(path, error)
-        remove(path)
         raise failed from error
 
 
+def _is_of_the_disk(error: Exception) -> bool:
+    if isinstance(error, CusearchError):  # it has its name
+        return False
+    return isinstance(error, OSError | SafetensorError) or any(part in str(error) for part in _OF_THE_DISK)
+
+
 def write_failed(path: Path, error: Exception) -> WriteFailed:
-    """The error with its reason. torch and safetensors do not always report the reason; then a full disk is checked."""
+    """The error with its reason. Libraries do not always report it; then a full disk is checked."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
     standing = next(parent for parent in path.absolute().parents if parent.exists())
-    if not isinstance(error, OSError) and shutil.disk_usage(standing).free < 2**20:
+    if not getattr(error, "strerror", None) and shutil.disk_usage(standing).free < 2**20:
         reason = "No space left on device"
     return WriteFailed(f"cannot write {path}: {reason}")
 

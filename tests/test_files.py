@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors import SafetensorError
@@ -123,6 +125,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch:
         (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
         (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), "No space left"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 14592 vs 14486"), "unexpected pos"),
+        (Exception("No space left on device (os error 28)"), "No space left"),
+        (RuntimeError("Error in faiss/impl/io.cpp:88: write error in x: 9 != 10 (No space left)"), "write error in x"),
     ],
 )
 def test_a_disk_that_refuses_is_named_in_one_line_and_leaves_no_half_folder(tmp_path: Path, error, reason):
@@ -157,8 +161,18 @@ def test_what_another_process_could_not_write_is_removed_too(tmp_path: Path):
 
 
 def test_a_programming_error_while_writing_stays_what_it_is(tmp_path: Path):
+    (tmp_path / "checkpoint").mkdir()
     with pytest.raises(RuntimeError, match="mat1 and mat2"), whole_or_absent(tmp_path / "checkpoint"):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [OSError("1000000 requested and 393200 written"), Exception("os error 28")])
+def test_a_full_disk_is_seen_where_a_library_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error):
+    """numpy's errors have no number."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(WriteFailed, match=r": No space left on device$"), whole_or_absent(tmp_path / "v1"):
+        raise error
 
 
 def test_an_output_that_passed_the_first_check_is_written_though_its_folder_is_missing(tmp_path: Path):

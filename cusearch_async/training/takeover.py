@@ -165,6 +165,8 @@ class Leader:
                 )
             least_epoch = max(self._checkpoints.highest_epoch(), store.highest_epoch())
             await buffer.recover(start.step, start.method, least_epoch, self._accepts_changes)
+            self._checkpoints.begin(buffer.epoch, start.step)  # first, as what is half done may fill the disk
+            store.begin(buffer.epoch)
             record_start(self._config, buffer.epoch, start.step, self._identity, buffer.nonce)
         if earlier:
             log.warning(
@@ -173,8 +175,6 @@ class Leader:
                 _describe(earlier),
                 earlier.heartbeat_age_s,
             )
-        self._checkpoints.begin(buffer.epoch, start.step)
-        store.begin(buffer.epoch)
 
 
 async def explain(buffer: LearnerBuffer, error: Exception) -> Exception:

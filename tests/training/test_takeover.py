@@ -156,6 +156,22 @@ def test_a_redis_that_has_lost_a_step_does_not_undo_training_in_ticket_order(sce
     ]
 
 
+def test_what_is_half_done_goes_before_anything_is_written(scene, atlas_config, monkeypatch):
+    """It may fill the disk: then no learner could start again."""
+    s = scene()
+    s.lead()
+    half = s.config.folder / "checkpoints" / ".unfinished-step000009-e1"
+    half.mkdir()
+
+    def full(*_):
+        raise WriteFailed("No space left on device" + (" for it" if half.exists() else ""))
+
+    monkeypatch.setattr(takeover, "record_start", full)
+    go_on(s, "--run.steps", "3", atlas_config=atlas_config)
+    with pytest.raises(WriteFailed, match=r"No space left on device$"):
+        s.lead()
+
+
 def test_checkpoints_are_verified_before_the_learner_is_made(scene, caplog):
     s = scene()
     s.lead()
