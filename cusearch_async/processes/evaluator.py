@@ -141,5 +141,13 @@ class Evaluator:
             log.warning("version %d is not scored: its weights are no longer there", version)
             self._done.version = version
             return None
-        is_last = version == last  # any other one may be replaced by a newer one before it is loaded
-        return self._engine.version if await self._loader.load(weights, check=False, idle=is_last) else None
+        is_last = version == last
+        waits_for_it = is_last or self._config.eval.in_order  # else a newer one may replace it before it is loaded
+        try:
+            return self._engine.version if await self._loader.load(weights, check=False, idle=waits_for_it) else None
+        except WeightsUnavailable as error:
+            if is_last:
+                raise
+            log.warning("version %d is not scored: %s", version, error)
+            self._done.version = version
+            return None

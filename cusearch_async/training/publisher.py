@@ -37,6 +37,8 @@ class Publisher(Background):
         self._last = last
         self.took_s = 0.0
         """From the beginning of the newest publication to its announcement."""
+        self._announced: tuple[int, str] | None = None
+        """Version and name that were announced last."""
 
     async def publish(self, version: int) -> None:
         """Begin to write, then announce, the policy as weight version `version`. The version before is finished first.
@@ -52,10 +54,16 @@ class Publisher(Background):
             await self.publish(version)
 
     async def republish(self, version: int) -> None:
-        """Publish the policy again if the announced weights cannot be read: no worker could start with them."""
+        """Publish the policy again if the announced weights cannot be read: no worker could start with them. Announce
+        it again if Redis has forgotten that: without it workers may be granted nothing."""
         await self.finish()
+        state = await self._buffer.state()
+        if self._announced and state.published < self._announced[0]:
+            log.warning("Redis has forgotten the announcement of version %d; announcing it again", self._announced[0])
+            await self._buffer.announce(*self._announced)
+            return
         try:
-            await asyncio.to_thread(self._store.verify, (await self._buffer.state()).weights)
+            await asyncio.to_thread(self._store.verify, state.weights)
         except WeightsUnavailable as error:
             log.warning("%s; publishing it again", error)
             await self.publish(version)
@@ -71,6 +79,7 @@ class Publisher(Background):
                 self._store.publish, version, self._buffer.epoch, lent.tensors, computed, lent.release, lent.adapter
             )
             await self._buffer.announce(version, name)
+            self._announced = version, name
             self.took_s = time.monotonic() - began
 
 

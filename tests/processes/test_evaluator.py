@@ -13,7 +13,7 @@ from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.run.identity import Identity
 from cusearch_async.transport.memory import MemoryBuffer
 from cusearch_async.weights.folder import WeightStore
-from tests.processes.scene import CLOSED, Scene
+from tests.processes.scene import CLOSED, Engine, Scene
 from tests.rollout.workers import until
 from tests.transport.filling import start
 
@@ -110,6 +110,34 @@ async def test_it_ends_when_a_learner_changes_the_run(scene, learner):
         await working
     assert list(scores(scene)) == [0]
     assert scene.events[-1] == CLOSED
+
+
+async def test_in_order_a_version_that_stays_damaged_is_not_waited_for(scene, learner, caplog):
+    """It was, for ever, and so was the evaluator's end."""
+    scene.config = scene.config.model_copy(
+        update={
+            "eval": scene.config.eval.model_copy(update={"in_order": True}),
+            "redis": scene.config.redis.model_copy(update={"outage_s": 0.3}),
+        }
+    )
+    load = Engine.load
+
+    async def damaged(own, store, name, check):
+        if name.startswith("v000002"):
+            raise WeightsUnavailable(f"{name} is damaged")
+        await load(own, store, name, check)
+
+    async with scene.running("evaluator"):
+        await until(lambda: 0 in scores(scene))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Engine, "load", damaged)
+            (scene.config.weights_folder / "v000002-e1").mkdir(parents=True)
+            await learner.announce(2, "v000002-e1")
+            await look_again(scene)
+            await learner.announce(4, "v000004-e1")
+            await until(lambda: 4 in scores(scene))
+    assert list(scores(scene)) == [0, 4]
+    assert "version 2 is not scored: v000002-e1 is damaged" in caplog.text
 
 
 async def test_in_order_it_scores_every_version_however_late(scene, learner, caplog, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -279,6 +280,21 @@ def test_a_pool_out_of_order_is_refused_by_name():
 def test_a_trajectory_that_nothing_can_be_learned_from_is_refused_by_name(changes, message):
     with pytest.raises(InvalidTrajectory, match=f"trajectory 5:2: .*{message}"):
         make_trajectory(5, 2, **changes)
+
+
+async def test_an_announcement_that_redis_has_forgotten_is_made_again(tmp_path):
+    """After a failover: no worker was granted a ticket until the run ended as stalled."""
+    run = MemoryRun()
+    buffer, store = MemoryBuffer(run, make_limits()), WeightStore(tmp_path)
+    await buffer.recover(0)
+    async with in_thread(Learner([])) as learner:
+        publisher = Publisher(learner, buffer, store)
+        for version in range(2):
+            await publisher.publish(version)
+        await publisher.finish()
+        run.state = replace(run.state, published=0, weights="v000000-e1")
+        await publisher.republish(1)
+    assert ((await buffer.state()).published, (await buffer.state()).weights) == (1, "v000001-e1")
 
 
 async def test_announced_weights_that_are_damaged_are_published_again_under_a_new_name(tmp_path):

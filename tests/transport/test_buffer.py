@@ -205,6 +205,12 @@ async def test_heartbeats_show_who_works_on_what(redis_backend):
     assert workers["w7"].version == 3
     assert workers["w7"].heartbeat_age_s < 5 < ALIVE_S
     assert workers["w7"].is_alive
+    day_ms = 86_400_000
+    seconds, _ = await redis_backend.client.time()
+    await redis_backend.client.zadd(buffer.keys.workers, {"w7": 1000 * seconds + day_ms})
+    assert not (await buffer.workers())["w7"].is_alive, "the server's clock was a day ahead"
+    await buffer.heartbeat("w8", [], WorkerStatus())
+    assert set(await buffer.workers()) == {"w8"}
 
 
 @pytest.mark.parametrize("who", ["worker", "learner"])

@@ -1,5 +1,5 @@
 -- Record that a worker is alive, renew its leases, and store its status. Workers without a heartbeat for an hour are
--- removed. Returns those of the tickets whose groups are closed.
+-- removed, and those from a time when the server's clock was ahead. Returns those of the tickets whose groups are closed.
 -- ARGV worker joined number_of_tickets ticket... field value...
 local name, tickets = ARGV[1], tonumber(ARGV[3])
 if not run.epoch then return {} end
@@ -9,6 +9,7 @@ local worker, time, wall = key('worker:' .. name), now()
 local closed = {}
 redis.call('ZADD', key('workers'), wall, name)
 redis.call('ZREMRANGEBYSCORE', key('workers'), '-inf', wall - 3600000)
+redis.call('ZREMRANGEBYSCORE', key('workers'), wall + 60000, '+inf')
 for i = 4, 3 + tickets do
   if redis.call('HGET', key('owner'), ARGV[i]) == name then
     redis.call('ZADD', key('lease'), 'XX', time + run.lease_ms, ARGV[i])
