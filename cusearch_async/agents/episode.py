@@ -180,8 +180,11 @@ def _checked(result: object, name: str) -> str | float | None:
 
 def _make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
     """A task begun by a program may exit, too: asyncio would end the whole loop."""
-    contained = _contained(work) if _in_program.get() and asyncio.iscoroutine(work) else work
-    return asyncio.Task(contained, loop=loop, **options)
+    if not (_in_program.get() and asyncio.iscoroutine(work)):
+        return asyncio.Task(work, loop=loop, **options)
+    task = asyncio.Task(_contained(work), loop=loop, **options)
+    task.add_done_callback(lambda _: work.close())  # it is not begun where the task is cancelled before
+    return task
 
 
 async def _contained(work: Coroutine[Any, Any, Any]) -> Any:

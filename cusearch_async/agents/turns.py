@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from jsonschema import Draft202012Validator
+from referencing import Registry
 
 from cusearch_async.agents.api import Refused, TurnReply, TurnRequest
 from cusearch_async.agents.conversation import Conversation, Message, ToolCall, Tools
@@ -54,20 +59,6 @@ class ChatPolicy:
         if text not in self.told:
             self.told.add(text)
             log.info("%s", text)
-
-
-_TYPES: Mapping[str, Callable[[Any], bool]] = {
-    "string": lambda value: isinstance(value, str),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "integer": lambda value: (
-        not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
-    ),
-    "boolean": lambda value: isinstance(value, bool),
-    "array": lambda value: isinstance(value, list),
-    "object": lambda value: isinstance(value, dict),
-    "null": lambda value: value is None,
-}
-"""Of JSON Schema -> whether a value is of it."""
 
 
 @dataclass(slots=True)
@@ -176,7 +167,7 @@ class Turns:
 
     async def _sample(self, row: _Row, request: TurnRequest) -> TurnReply:
         settings, tokenizer, episode = self._chat.settings, self._chat.tokenizer, self._episode
-        self._refuse_huge(row, request.messages)
+        self._refuse_huge(row, request)
         given = row.conversation.following(request.messages, request.tools)
         self._refuse_beyond_limits(row, len(given), request.max_tokens, settings)
         number = self._begun
@@ -244,10 +235,13 @@ class Turns:
             text = self._chat.tokenizer.decode(given, skip_special_tokens=False)
             row.tape.add_environment("information", text, given)
 
-    def _refuse_huge(self, row: _Row, messages: Sequence[Message]) -> None:
+    def _refuse_huge(self, row: _Row, request: TurnRequest) -> None:
         """Before they are tokenised, which takes seconds for megabytes, and all other episodes wait for that."""
-        count, most = len(row.conversation.messages), self._chat.settings.max_characters
-        characters = sum(len(message.content) for message in messages[count:])
+        known, most = len(row.conversation.messages), self._chat.settings.max_characters
+        new = request.messages[known:]
+        characters = sum(len(message.content) for message in new)
+        characters += sum(len(call.arguments) for message in new for call in message.tool_calls)
+        characters += 0 if known else _length(request.tools)
         if characters > most:
             self.is_at_limit = self.was_at_limit = True
             text = f"the new messages have {characters} characters, more than the tokens of an episode can ({most})"
@@ -295,6 +289,14 @@ class Turns:
                 turn.exception()  # it has been told to whoever asked
 
 
+def _length(tools: Tools) -> int:
+    """Characters of their JSON. Raises: Refused."""
+    try:
+        return len(json.dumps(list(tools), ensure_ascii=False))
+    except RecursionError as error:
+        raise Refused("tools are nested too deeply", "tools") from error
+
+
 def _answered_calls(row: _Row, request: TurnRequest) -> set[str]:
     """The ids of calls whose results the request has. Results of the newest turn may have ids that the program gave its
     calls, or none: then they are in the order of the calls."""
@@ -315,30 +317,25 @@ def _is_mistaken(calls: Sequence[ToolCall], tools: Tools, is_cut: bool) -> bool:
         return True
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
     for call in calls:
-        if call.name not in schemas:
+        if call.name not in schemas or not isinstance(call.parsed, dict):
             return True
-        given = schemas[call.name]
-        schema = given if isinstance(given, dict) else {}
-        is_whole = isinstance(call.parsed, dict) and _required(schema) <= call.parsed.keys()
-        if not is_whole or not _have_their_types(call.parsed, schema):
+        if not _fit(call.parsed, schemas[call.name]):
             return True
     return False
 
 
-def _have_their_types(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
-    """Whether arguments are of the types that the tool's JSON schema gives them, as far as it does."""
-    given = schema.get("properties")
-    properties = given if isinstance(given, dict) else {}
-    for argument, value in arguments.items():
-        own = properties.get(argument)
-        kinds = own.get("type") if isinstance(own, dict) else None
-        named = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
-        if named and set(named) <= _TYPES.keys() and not any(_TYPES[kind](value) for kind in named):
-            return False
-    return True
+def _fit(arguments: Mapping[str, Any], schema: Any) -> bool:
+    """Whether a tool's JSON schema allows these arguments. One that is wrong, or refers to what is not in it, allows
+    all; nothing is fetched."""
+    try:
+        return bool(_validator(json.dumps(schema)).is_valid(arguments))
+    except Exception:  # the program's schema may be anything
+        return True
 
 
-def _required(schema: Mapping[str, Any]) -> set[str]:
-    """The arguments that a tool needs, as far as its JSON schema says that."""
-    names = schema.get("required")
-    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+@functools.lru_cache(1024)
+def _validator(schema: str) -> Draft202012Validator:
+    """Raises: SchemaError."""
+    given = json.loads(schema)
+    Draft202012Validator.check_schema(given)
+    return Draft202012Validator(given, registry=Registry())

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
+from dataclasses import replace
 
 import aiohttp
 import pytest
 
 from cusearch_async.agents import conversation
 from cusearch_async.agents import episode as agent_episode
+from cusearch_async.agents.api import Refused
+from cusearch_async.agents.conversation import Message, ToolCall
 from cusearch_async.environments.task import Ending, Task
 from cusearch_async.errors import ContractMismatch, EpisodeFailed
 from cusearch_async.transport import codec
 from tests.agents.programs import SEARCH, client_of, with_tools
 from tests.agents.test_episodes import Scene, calling, parser  # noqa: F401  (a fixture)
+from tests.agents.test_rows import request_of, turns_of
 from tests.conftest import SLOW
 
 
@@ -101,6 +106,35 @@ async def test_of_what_cannot_fit_no_token_is_made(monkeypatch):
     trajectory = await scene_of(pastes_a_whole_site).run()
     assert trajectory.prediction is None
     assert max(map(len, encoded), default=0) < 100_000
+
+
+LONG = "word " * 1_000_000
+
+
+@pytest.mark.parametrize("place", ["a call", "a tool"])
+async def test_calls_and_tools_that_cannot_fit_are_not_tokenised_either(place, monkeypatch):
+    """Only the text of messages was counted."""
+    rendered = []
+    scene = Scene([])
+    render = scene.tokenizer.apply_chat_template
+    monkeypatch.setattr(scene.tokenizer, "apply_chat_template", lambda *a, **b: rendered.append(a) or render(*a, **b))
+    turns, asked = turns_of(scene), request_of("?")
+    call = Message("assistant", "", (ToolCall("call00000", "search", json.dumps({"query": LONG})),))
+    tool = {"type": "function", "function": {"name": "search", "description": LONG}}
+    of = {"a call": replace(asked, messages=(*asked.messages, call)), "a tool": replace(asked, tools=(tool,))}
+    with pytest.raises(Refused, match="more than the tokens of an episode can"):
+        await turns.ask(of[place])
+    assert not rendered
+
+
+async def test_a_task_that_is_cancelled_before_it_begins_leaves_no_warning(recwarn):
+    async def begins_and_cancels(task: Task) -> str:
+        asyncio.ensure_future(asyncio.sleep(100)).cancel()
+        return await ask(task)
+
+    assert (await scene_of(begins_and_cancels).run()).reward == 1.0
+    gc.collect()
+    assert not [str(warning.message) for warning in recwarn if "never awaited" in str(warning.message)]
 
 
 async def test_a_cancelled_episode_is_not_its_agents_failure():
