@@ -12,7 +12,7 @@ from rich.console import Console
 from cusearch_async.cli.parts import live
 from cusearch_async.cli.parts.arguments import add_accept_changes, add_config
 from cusearch_async.cli.parts.fleet import Fleet
-from cusearch_async.cli.parts.opening import read_ledger, refuse_if_alive, refuse_other_run
+from cusearch_async.cli.parts.opening import read_ledger, refuse_if_alive, refuse_other_run, refuse_redis_that_is_down
 from cusearch_async.cli.preflight.trial import refuse_failed_trial
 from cusearch_async.config import Config, load_config
 from cusearch_async.data.questions import first_question, load_eval_questions
@@ -42,8 +42,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     started = time.monotonic()
     run_folder.refuse_others(config.folder, config.run.name)
     objects = CheckpointObjects.of(config)
-    if objects is not None and not (config.folder / run_folder.STARTS).exists():  # it may have begun elsewhere
-        asyncio.run(objects.restore())
+    if not (config.folder / run_folder.STARTS).exists():  # it may have begun elsewhere
+        if objects is not None:
+            asyncio.run(objects.restore())
+    elif not may_be_asked(config.redis):
+        refuse_redis_that_is_down(config)
     done = checkpoints_of(config).latest()
     if done is not None and is_complete(done.state.step, config) and not done.damaged():
         console.print(

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cusearch_async.config import Config
-from cusearch_async.errors import ConfigError, RunInUse
+from cusearch_async.errors import BufferUnavailable, ConfigError, RunInUse
+from cusearch_async.run.history import place_of_buffer, read_starts
 from cusearch_async.run.identity import NOBODY, has_joined
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import Audit, Buffer, Ledger
@@ -30,6 +31,17 @@ async def refuse_other_run(config: Config) -> None:
     async with open_buffer(config) as buffer:
         own = NOBODY.in_folder(config.folder)
         has_joined(config.run.name, own, await buffer.identity(), accepts_changes=True)
+
+
+def refuse_redis_that_is_down(config: Config) -> None:
+    """Before a Redis is started for the run. Raises: BufferUnavailable when the run had another at this address."""
+    starts, own = read_starts(config.folder), config.folder / "redis"
+    if starts and starts[-1].buffer == place_of_buffer(config.redis) and not any(own.glob("appendonly*")):
+        raise BufferUnavailable(
+            f"nothing listens at redis.url {config.redis.url}, where this run's Redis was; its data is not in {own}. "
+            "Start it; if its data is lost, `cusearch redis CONFIG` starts an empty one, and the run continues "
+            "from its newest checkpoint"
+        )
 
 
 async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None:
