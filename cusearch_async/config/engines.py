@@ -80,7 +80,8 @@ def _refuse_keys(whose: str, given: Mapping[str, Any], refused: Mapping[str, str
 
 
 class VllmConfig(Section):
-    """Options of vLLM's AsyncEngineArgs. These are read by `cusearch check`; any other that vLLM knows may be given."""
+    """Options of vLLM's AsyncEngineArgs. These are named because they may change between two starts, or because our
+    code reads them. Any other that vLLM knows may be given, and is then part of what the run means."""
 
     model_config = ConfigDict(extra="allow")
 
