@@ -166,6 +166,6 @@ class RolloutConfig(Section):
     cores: Free[Numbers] = ()
     """CPU cores of the engines, divided among the workers; empty: all. The episode loop uses any core."""
     gpus: Free[Numbers] = ()
-    """CUDA devices of a machine's workers, `vllm.tensor_parallel_size` for each; a worker takes a group that no other
-    has. Empty: the first free ones."""
+    """CUDA devices of a machine's workers, numbered as in learner.gpus, `vllm.tensor_parallel_size` for each; a worker
+    takes a group that no other has. Empty: the first free ones."""
     vllm: VllmConfig = VllmConfig()

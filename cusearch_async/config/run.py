@@ -147,7 +147,7 @@ class EvalConfig(Section):
     cores: Free[Numbers] = ()
     """CPU cores of the evaluator; empty: all."""
     gpus: Free[Numbers] = ()
-    """CUDA devices of the evaluator; empty: the first free ones."""
+    """CUDA devices of the evaluator, numbered as in learner.gpus; empty: the first free ones."""
     judge: JudgeConfig = JudgeConfig()
 
     def keeps(self, version: int) -> bool:

@@ -136,7 +136,8 @@ class LearnerConfig(Section):
     cores: Free[Numbers] = ()
     """CPU cores of the learner on each node, divided among its ranks; empty: all."""
     gpus: Free[Numbers] = ()
-    """CUDA devices of the learner on each node, one per rank; empty: the machine's last ones."""
+    """CUDA devices of the learner on each node, one per rank, by their number among the visible ones, as torch's
+    cuda:N: with CUDA_VISIBLE_DEVICES=4,5 number 0 is 4. Empty: the last ones."""
     lora: LoraConfig = LoraConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
 

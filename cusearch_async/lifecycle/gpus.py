@@ -2,6 +2,9 @@
 
 `cusearch launch` divides the machine's GPUs among the processes that it starts. A process that is started without it
 may be the only one on its machine: the learner takes the last GPUs that it sees, an engine the first that nobody has.
+A GPU's number, in settings, `--gpu` and messages, is that of torch's cuda:N: it counts what the process may see. Only
+`configure_process` changes that, in the process itself: those that it has started before count as it did.
+
 File locks hold who has a GPU; the kernel releases them when their process ends for any reason. No two workers of one
 user have the same GPU."""
 
@@ -15,6 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -23,7 +27,7 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.cuda import has_card
 
 Gpus = tuple[str, ...]
-"""CUDA devices by index or UUID, as CUDA_VISIBLE_DEVICES names them."""
+"""GPUs by their number among those that this process sees; with `--gpu` also by UUID."""
 
 Role = Literal["worker", "learner", "evaluator"]
 
@@ -44,16 +48,26 @@ class Division:
     """One group for each of rollout.workers."""
 
 
-def list_gpus() -> Gpus:
-    """The GPUs that this process may use: those of CUDA_VISIBLE_DEVICES if it is set, else all of the machine. None
-    without a driver: DeepSpeed's launcher sets the variable there too."""
+def cuda_names() -> tuple[str, ...]:
+    """What CUDA calls the GPUs that this process may see, by their number: the entries of CUDA_VISIBLE_DEVICES if it is
+    set, else all of the machine. None without a driver: DeepSpeed's launcher sets the variable there too."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not has_card():
         return ()
-    if visible is not None:
-        return tuple(name for name in re.split(r"\s*,\s*", visible.strip()) if name not in ("", "-1"))
+    if visible is not None:  # CUDA reads no further than an entry that is no GPU
+        return tuple(takewhile(lambda name: name not in ("", "-1"), re.split(r"\s*,\s*", visible.strip())))
     cards = [path for path in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return tuple(map(str, range(len(cards))))  # CUDA counts from 0, also in a container that has nvidia3 alone
+
+
+def cuda_name(gpu: str) -> str:
+    """What CUDA calls a GPU of this process, whatever the process sees."""
+    names = cuda_names()
+    return names[int(gpu)] if gpu.isdecimal() and names else gpu
+
+
+def list_gpus() -> Gpus:
+    return tuple(map(str, range(len(cuda_names()))))
 
 
 def may_share(config: Config) -> bool:
@@ -66,25 +80,25 @@ def divide(config: Config) -> Division:
     the learner takes the last ones, the evaluator those before, the workers the first. If there are too few, engines
     have the learner's too, where they may share.
 
-    Raises: ConfigError when there are too few."""
-    there, named = list_gpus(), _names(config.rollout.gpus)
+    Raises: ConfigError when there are too few, or when one that is named is not there."""
+    there, named = list_gpus(), _seen("rollout.gpus", _names(config.rollout.gpus))
+    own = _seen("learner.gpus", _names(config.learner.gpus))
+    of_evaluator = _seen("eval.gpus", _names(config.eval.gpus)) if config.eval.every else ()
     workers, size = config.rollout.workers, config.rollout.vllm.tensor_parallel_size
     users, of_workers = _users((*there, *named)), _users(named, "worker")
-    groups = _groups(size, (gpu for gpu in named if not of_workers[gpu]))[:workers]
-    if named and len(groups) < workers:
+    free_named = [gpu for gpu in named if not of_workers[gpu]]
+    if named and len(free_named) // size < workers:
         raise ConfigError(
             f"rollout.gpus {list(config.rollout.gpus)} must name at least {workers * size} that are free, to start "
             f"rollout.workers ({workers}) on this machine with rollout.vllm.tensor_parallel_size ({size}) each"
             + "".join(f"; {user}" for user in of_workers.values() if user)
         )
     if not there:
-        own = _names(config.learner.gpus), _names(config.eval.gpus)
-        return Division(learner=own[0], evaluator=own[1], workers=groups or [()] * workers)
-    free = [gpu for gpu in there if not users[gpu]]
-    for together in (False, True) if may_share(config) else (False,):
-        division = _divide(config, free, groups, together)
-        if division is not None:
-            return division
+        groups = _groups(size, named)[:workers] or [()] * workers
+        return Division(learner=own, evaluator=of_evaluator, workers=groups)
+    division = division_of(config, [gpu for gpu in there if not users[gpu]], free_named)
+    if division is not None:
+        return division
     evaluates = config.eval.every > 0
     advice = ["lower rollout.workers"] if workers > 1 else []
     advice += ["set eval.every to 0 and score checkpoints with cusearch eval"] if evaluates else []
@@ -97,6 +111,13 @@ def divide(config: Config) -> Division:
         f"{', 1 for the evaluator' if evaluates else ''}); {''.join(f'{user}; ' for user in users.values() if user)}"
         f"{', '.join(advice) or 'lower learner.ranks'}, or name GPUs in learner.gpus, rollout.gpus and eval.gpus"
     )
+
+
+def division_of(config: Config, free: Sequence[str], named: Sequence[str]) -> Division | None:
+    """How `divide` divides the `free` GPUs, of which those `named` are for workers; None when there are too few."""
+    groups = _groups(config.rollout.vllm.tensor_parallel_size, named)[: config.rollout.workers]
+    ways = (False, True) if may_share(config) else (False,)
+    return next(filter(None, (_divide(config, free, groups, together) for together in ways)), None)
 
 
 def _divide(config: Config, free: Sequence[str], named: list[Gpus], together: bool) -> Division | None:
@@ -125,7 +146,8 @@ def take_for_learner(learner: LearnerConfig, run: str, shared: bool, given: Gpus
     or the last ones there; `shared`: engines may have them too. Every rank takes all. Empty where there are none.
 
     Raises: ConfigError when there are too few, or when one that was not named is another process's."""
-    chosen, wanted = given or _names(learner.gpus), learner.ranks_per_node
+    chosen = _seen("--gpu", given) or _seen("learner.gpus", _names(learner.gpus))
+    wanted = learner.ranks_per_node
     gpus = chosen or list_gpus()[-wanted:]
     if not gpus:
         return ()
@@ -158,7 +180,7 @@ def take_for_engine(role: Literal["worker", "evaluator"], config: Config, given:
 
     Raises: ConfigError that names who has each GPU."""
     key, named = ("rollout.gpus", config.rollout.gpus) if role == "worker" else ("eval.gpus", config.eval.gpus)
-    chosen, there = given or _names(named), list_gpus()
+    chosen, there = _seen("--gpu", given) or _seen(key, _names(named)), list_gpus()
     size, seen = config.rollout.vllm.tensor_parallel_size, chosen or there
     if not seen:
         return ()
@@ -182,8 +204,8 @@ def _preferred(there: Gpus, shared: bool) -> Gpus:
 
 
 # --- locks --------------------------------------------------------------------------------------------
-# A GPU has a file for each role: a worker locks its own alone; ranks of a learner, or evaluators, lock theirs together.
-# A config may give one GPU to all three.
+# A GPU has a file for each role, by CUDA's name, whatever its number in a process: a worker locks its own alone; ranks
+# of a learner, or evaluators, lock theirs together. A config may give one GPU to all three.
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -207,7 +229,7 @@ def _folder() -> Path:
 
 
 def _file(gpu: str, role: Role) -> Path:
-    return _folder() / f"{re.sub(r'[^A-Za-z0-9-]', '_', gpu)}.{role}"
+    return _folder() / f"{re.sub(r'[^A-Za-z0-9-]', '_', cuda_name(gpu))}.{role}"
 
 
 def _lock(gpu: str, role: Role, run: str, locks: ExitStack) -> bool:
@@ -243,7 +265,8 @@ def _user(gpu: str, *roles: Role) -> str:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return f"GPU {gpu} is taken by {file.read() or 'another process'}"
+                    name = "" if cuda_name(gpu) == gpu else f" ({cuda_name(gpu)} in CUDA_VISIBLE_DEVICES)"
+                    return f"GPU {gpu}{name} is taken by {file.read() or 'another process'}"
     return ""
 
 
@@ -261,3 +284,19 @@ def _without(gpus: Iterable[str], taken: Iterable[str]) -> Gpus:
 
 def _names(gpus: Sequence[int]) -> Gpus:
     return tuple(map(str, gpus))
+
+
+def _seen(key: str, gpus: Gpus) -> Gpus:
+    """`gpus`, which `key` names. Without a driver any number is allowed: `require_gpus` says what CUDA finds.
+
+    Raises: ConfigError for a number that no GPU of this process has."""
+    there = list_gpus()
+    missing = [gpu for gpu in gpus if has_card() and gpu.isdecimal() and gpu not in there]
+    if missing:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        of = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
+        raise ConfigError(
+            f"{key} names GPU {', '.join(missing)}, but this process sees {len(there) or 'none'}{of}; "
+            "name them by their numbers there, from 0, as torch's cuda:N does"
+        )
+    return gpus

@@ -14,6 +14,7 @@ from pathlib import Path
 from cusearch_async.config import LOOPBACK, Config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle import cuda
+from cusearch_async.lifecycle.gpus import cuda_name
 from cusearch_async.machine import usable_cores
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: i
         os.environ.setdefault(name, value)
     warnings.simplefilter("ignore", FutureWarning)
     if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(cuda_name, gpus))
     usable = sorted(set(cores) & os.sched_getaffinity(0))
     if usable:
         os.sched_setaffinity(0, usable)
@@ -86,7 +87,7 @@ def require_gpus(key: str, gpus: Sequence[str]) -> None:
     if found < len(gpus):
         raise ConfigError(
             f"{key} = [{', '.join(gpus)}], but CUDA finds {found} of them on this machine ({cuda.why_unusable()}); "
-            "name other GPUs (nvidia-smi lists them), or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
+            "name other GPUs (nvidia-smi lists them), or none, and set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
         )
 
 

@@ -1,4 +1,4 @@
-"""Who takes which GPU. The cards are not there: `list_gpus` is told that they are."""
+"""Who takes which GPU. The cards are not there: `cuda_names` is told that they are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +16,8 @@ import pytest
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle import gpus
-from cusearch_async.lifecycle.gpus import divide, list_gpus, may_share, take_for_engine
+from cusearch_async.lifecycle.gpus import cuda_names, divide, list_gpus, may_share, take_for_engine
+from cusearch_async.processes import start
 
 EIGHT = tuple(map(str, range(8)))
 TURNS = ("--run.colocate", "true", "--learner.reference", "cpu")
@@ -240,19 +243,105 @@ def test_too_few_for_the_ranks_or_an_engine_are_an_error(config_of, cards):
         take_for_learner(config_of("--learner.ranks", "2"))
     with pytest.raises(ConfigError, match=r"no group of 2 GPUs .* of rollout\.gpus is free: there are 1 \(0\)"):
         take_for_worker(config_of(*PAIRS))
-    with pytest.raises(ConfigError, match=r"no group of 2 GPUs .* there are 1 \(5\)"):
-        take_for_worker(config_of(*PAIRS), ("5",))
+    with pytest.raises(ConfigError, match=r"no group of 2 GPUs .* there are 1 \(GPU-1a\)"):
+        take_for_worker(config_of(*PAIRS), ("GPU-1a",))
 
 
 @pytest.mark.parametrize(
-    ("visible", "found"), [("2,3", ("2", "3")), ("GPU-1a, GPU-2b", ("GPU-1a", "GPU-2b")), ("", ()), ("-1", ())]
+    ("visible", "found"),
+    [("2,3", ("2", "3")), ("GPU-1a, GPU-2b", ("GPU-1a", "GPU-2b")), ("", ()), ("-1", ()), ("1,-1,2", ("1",))],
 )
 def test_a_user_who_hides_gpus_is_obeyed(monkeypatch, visible, found):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(gpus, "has_card", lambda: True)
-    assert list_gpus() == found
+    assert (cuda_names(), list_gpus()) == (found, EIGHT[: len(found)])
     monkeypatch.setattr(gpus, "has_card", lambda: False)
     assert list_gpus() == (), "a launcher may name GPUs where there are none"
+
+
+# --- GPUs are numbered as torch's cuda:N is -----------------------------------------------------------
+
+
+class Started(Exception):
+    """In place of what a process goes on with."""
+
+
+def started(*_: object) -> None:
+    raise Started
+
+
+def visible_to(name: str, config: Config, given: gpus.Gpus, monkeypatch) -> str:
+    """CUDA_VISIBLE_DEVICES of a process that inherits this one's and has --gpu, if any is `given`."""
+    with monkeypatch.context() as child:
+        child.setattr(os, "environ", dict(os.environ))
+        child.setattr(start, "require_gpus", started)
+        with pytest.raises(Started):
+            start.PROCESSES[name](config, given)
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.parametrize("names", [("4", "5"), ("1", "0"), ("GPU-1a", "GPU-2b"), ("MIG-GPU-1a/1/0", "MIG-GPU-1a/2/0")])
+@pytest.mark.parametrize("named", [(), ("--learner.gpus", "[1]", "--rollout.gpus", "[0]")])
+def test_a_process_has_the_visible_gpu_of_its_number(config_of, cards, names, named, monkeypatch):
+    """Before, it was given the number itself, which on a shared machine is somebody else's GPU."""
+    cards(*names)
+    config = config_of(*named)
+    division = divide(config)
+    assert split(config) == (("1",), [("0",)], ())
+    for learner, worker in ((division.learner, division.workers[0]), ((), ())):
+        assert visible_to("learner", config, learner, monkeypatch) == names[1]
+        assert visible_to("rollout", config, worker, monkeypatch) == names[0]
+        release()
+
+
+def test_the_other_ranks_inherit_what_the_first_has_not_narrowed_yet(config_of, cards, monkeypatch):
+    cards("4", "5", "6")
+    inherited = []
+
+    @contextmanager
+    def ranks(*_: object) -> Iterator[int]:
+        inherited.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        yield 0
+
+    monkeypatch.setattr(start, "other_ranks", ranks)
+    assert visible_to("learner", config_of("--learner.ranks", "2"), ("1", "2"), monkeypatch) == "5,6"
+    assert inherited == ["4,5,6"]
+
+
+@pytest.mark.parametrize("take", [divide, take_for_learner, take_for_worker])
+@pytest.mark.parametrize(("names", "seen"), [(("4", "5"), r"2 \(CUDA_VISIBLE_DEVICES=4,5\)"), ((), r"none \(.*=\)")])
+def test_a_number_beyond_the_visible_gpus_is_an_error_that_names_both(config_of, cards, take, names, seen, monkeypatch):
+    cards(*names)
+    monkeypatch.setattr(gpus, "has_card", lambda: True)
+    config = config_of("--learner.gpus", "[4]", "--rollout.gpus", "[4]")
+    with pytest.raises(
+        ConfigError, match=rf"^(learner|rollout)\.gpus names GPU 4, but this process sees {seen}; name "
+    ):
+        take(config)
+    if take is not divide:
+        with pytest.raises(ConfigError, match=rf"^--gpu names GPU 7, but this process sees {seen}"):
+            take(config, ("7",))
+
+
+def test_without_a_driver_cuda_says_what_is_not_there(config_of):
+    config = config_of("--learner.gpus", "[4]", "--rollout.gpus", "[5]")
+    assert split(config) == (("4",), [("5",)], ())
+    assert (take_for_learner(config), take_for_worker(config)) == (("4",), ("5",))
+
+
+@pytest.mark.parametrize("name", ["4", "GPU-4d"])
+def test_who_sees_other_gpus_has_other_numbers_and_the_same_locks(config_of, cards, name):
+    cards(name, "5")
+    assert take_for_worker(config_of("--rollout.gpus", "[0]")) == ("0",)
+    cards("3", name)
+    assert split(config_of(*SHARE, "--run.name", "yours"))[1] == [("0",)]
+    taken = rf"GPU 1 \({name} in CUDA_VISIBLE_DEVICES\) is taken by process \d+ of run mine; stop"
+    with pytest.raises(ConfigError, match=taken):
+        take_for_worker(config_of("--run.name", "yours", "--rollout.gpus", "[1]"))
+    assert take_for_learner(config_of(*SHARE, "--learner.gpus", "[1]")) == ("1",)
+    cards(name)
+    with pytest.raises(ConfigError, match=rf"GPU 0 \({name} in CUDA_VISIBLE_DEVICES\) is taken by process"):
+        take_for_worker(config_of(*SHARE, "--rollout.gpus", "[0]"))
 
 
 def test_a_container_with_one_of_the_machines_cards_has_cudas_first(monkeypatch, tmp_path):
