@@ -178,14 +178,6 @@ def test_a_gpu_beyond_the_workers_is_not_used_and_may_be_the_learners():
     assert findings("--rollout.gpus", "[0, 1, 2, 3, 4]")["GPUs"].status == "ok"
 
 
-def test_a_side_without_gpus_takes_those_that_the_others_leave():
-    found = findings("--rollout.gpus", "[]")["GPUs"]
-    assert (found.status, "rollout some of those that the others leave" in found.text) == ("ok", True)
-    assert (
-        "not set: learner gets the last GPUs" in findings("--rollout.gpus", "[]", "--learner.gpus", "[]")["GPUs"].text
-    )
-
-
 def test_gpus_for_fewer_workers_than_there_are_may_be_those_of_each_of_several_hosts():
     found = findings("--rollout.gpus", "[0]")["GPUs"]
     assert (found.status, "`cusearch launch` needs 4" in found.text) == ("warning", True)
