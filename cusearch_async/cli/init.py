@@ -1,4 +1,5 @@
-"""`cusearch init FILE.toml`: writes a config for your own model, questions and passages on this machine.
+"""`cusearch init FILE.toml`: writes a config for your own model, questions and passages on this machine, or on one with
+the GPUs of `--gpus`.
 
 In a terminal it asks for what is not given. An empty answer changes nothing of the shipped config."""
 
@@ -6,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shlex
 import sys
@@ -16,8 +18,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cusearch_async.cli.parts.arguments import parsed
 from cusearch_async.cli.parts.terminal import plain
-from cusearch_async.config import shipped_configs, with_overrides
+from cusearch_async.config import LearnerConfig, shipped_configs, with_overrides
 from cusearch_async.config.retriever import EMBEDDED
 from cusearch_async.config.section import NAME
 from cusearch_async.data.files import PACKED, SUFFIXES
@@ -28,7 +31,7 @@ from cusearch_async.lifecycle.cuda import count_gpus
 from cusearch_async.paths import at_home
 
 FITTING = {70: "one-gpu-80gb", 40: "one-gpu-48gb", 0: "one-gpu-24gb"}
-"""GiB of a GPU, at least -> shipped config."""
+"""GiB that a GPU has more of -> shipped config."""
 WITHOUT_GPU = "laptop"
 
 
@@ -55,8 +58,19 @@ LISTS = ("data", "held_out")
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE.toml", help="the config to write; the run is named like it")
     for asked in ASKED:
-        parser.add_argument(f"--{asked.option.replace('_', '-')}", metavar="X", help=asked.help)
+        parser.add_argument(_flag(asked.option), metavar="X", help=asked.help)
+    size = parsed(_size, lambda given: given[0] > 0 and 0 < given[1] < math.inf, "how many of how many GB, like 8x80")
+    parser.add_argument("--gpus", type=size, metavar="8x80", help="write it for 8 GPUs of 80 GB, not for those here")
     parser.set_defaults(run=run)
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+def _size(text: str) -> tuple[int, float]:
+    count, gib = text.split("x")
+    return int(count), float(gib)
 
 
 def run(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -67,7 +81,8 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     if path.exists():
         raise ConfigError(f"{path} exists; edit it, or name another")
     refuse_unwritable(path, "FILE.toml")
-    base, gpus = base_here()
+    gpus, gib = arguments.gpus or gpus_here()
+    base = next(name for least, name in FITTING.items() if gib > least) if gpus else WITHOUT_GPU
     console = Console(soft_wrap=True)
     console.print(
         f"based on the shipped config {base}" + (f", with the last of {gpus} GPUs for the learner" if gpus > 1 else "")
@@ -84,19 +99,18 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     for remark in _remarks(answers):
         console.print(plain(remark, "yellow"))
     console.print(plain(f"wrote {path}; next:"))
-    for command in _next(path, answers):
-        console.print(plain(f"  {command}"))
+    for step in _next(base, path, answers):
+        console.print(plain(f"  {step}"))
 
 
-def base_here() -> tuple[str, int]:
-    """The shipped config for this machine: for its first GPU, or its CPU; and how many GPUs it has."""
+def gpus_here() -> tuple[int, float]:
+    """How many this machine has, and the GiB of the first."""
     count = count_gpus()
     if not count:
-        return WITHOUT_GPU, 0
+        return 0, 0.0
     import torch  # noqa: PLC0415  (as in `count_gpus`)
 
-    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-    return next(name for least, name in FITTING.items() if gib >= least), count
+    return count, torch.cuda.get_device_properties(0).total_memory / 2**30
 
 
 def _ask(asked: Asked) -> str:
@@ -107,18 +121,15 @@ def _ask(asked: Asked) -> str:
 
 
 def written(base: str, name: str, answers: dict[str, str], gpus: int) -> str:
-    """The shipped config with the answers in it; an empty answer changes nothing. Of several GPUs the learner has the
-    last, and a worker each of the others."""
+    """The shipped config with the answers in it; an empty answer changes nothing."""
     text = re.sub(r"\A(#.*\n)+", "", shipped_configs()[base].read_text(encoding="utf-8"))  # about the base
     text = f"# Written by `cusearch init`, from {base}. Every setting: `cusearch config {name}.toml`.\n" + text
     text = with_value(text, "run", "name", name)
     if gpus > 1:
-        text = with_value(text, "learner", "gpus", [gpus - 1])
-        text = with_value(text, "rollout", "gpus", list(range(gpus - 1)))
-        text = with_value(text, "rollout", "workers", gpus - 1)
+        text = _divided(text, gpus, evaluates=bool(answers["held_out"]) and gpus > 2)
     if answers["model"]:
         text = with_value(text, "model", "path", answers["model"])
-        text = re.sub(r"^(#.*\n)*trained_layers = .*\n", "", text, flags=re.MULTILINE)  # of the base's model
+        text = _without(text, "trained_layers")  # of the base's model
     if answers["data"]:
         text = with_value(text, "data", "source", as_list(answers["data"]))
     if "://" in answers["passages"]:
@@ -130,6 +141,25 @@ def written(base: str, name: str, answers: dict[str, str], gpus: int) -> str:
     if answers["held_out"]:
         text = with_value(text, "eval", "suite", as_list(answers["held_out"]))
     return text
+
+
+def _divided(text: str, gpus: int, evaluates: bool) -> str:
+    """Of several GPUs the learner has the last, an evaluator the one before, and a worker each of the others. No engine
+    has the learner's, so that none has a share only."""
+    workers = gpus - 1 - evaluates
+    text = with_value(text, "learner", "gpus", [gpus - 1])
+    text = with_value(text, "rollout", "gpus", list(range(workers)))
+    text = with_value(text, "rollout", "workers", workers)
+    text = _without(_without(text, "gpu_memory_utilization"), "kv_cache_memory_bytes")
+    if evaluates:
+        text = with_value(text, "eval", "every", LearnerConfig().checkpoint_every)
+        text = with_value(text, "eval", "gpus", [gpus - 2])
+    return text
+
+
+def _without(text: str, key: str) -> str:
+    """TOML without the line of a key, and the comment above it."""
+    return re.sub(rf"^(#.*\n)*{key} = .*\n", "", text, flags=re.MULTILINE)
 
 
 def with_value(text: str, section: str, key: str, value: str | int | list[str] | list[int]) -> str:
@@ -147,23 +177,28 @@ def with_value(text: str, section: str, key: str, value: str | int | list[str] |
 
 def _remarks(answers: dict[str, str]) -> Iterator[str]:
     """What was left as shipped, and what is not there."""
-    left = [f"--{option.replace('_', '-')}" for option, answer in answers.items() if not answer]
+    left = [_flag(option) for option, answer in answers.items() if not answer]
     if left:
         yield f"as shipped: {', '.join(left)}"
     for option, answer in answers.items():
         for name in as_list(answer) if option in LISTS else [answer]:
             is_path = name.startswith(("/", ".", "~")) or Path(name).suffix in (*SUFFIXES, PACKED)
-            if re.fullmatch(r"[\w.-]+:\d+", name):
-                yield f"--{option}: {name} is taken for a file; the URL of a server begins with http://"
+            if option == "passages" and re.fullmatch(r"[\w.-]+:\d+", name):
+                yield f"--passages: {name} is taken for a file; the URL of a server begins with http://"
             elif is_path and ":" not in name and not Path(name).expanduser().exists():
-                yield f"--{option.replace('_', '-')}: {name} does not exist yet"
+                yield f"{_flag(option)}: {name} does not exist yet"
 
 
-def _next(path: Path, answers: dict[str, str]) -> list[str]:
-    commands = []
+def _next(base: str, path: Path, answers: dict[str, str]) -> Iterator[str]:
+    config, passages = shlex.quote(str(path)), answers["passages"]
     if answers["data"]:
-        files = shlex.join(map(at_home, as_list(answers["data"])))
-        commands.append(f"cusearch data check {files} --config {shlex.quote(str(path))}")
-    if answers["passages"] and "://" not in answers["passages"] and answers["passages"] not in EMBEDDED:
-        commands.append(f"cusearch index {shlex.quote(str(path))}")
-    return [*commands, *(f"cusearch {command} {shlex.quote(str(path))}" for command in ("check", "launch"))]
+        yield f"cusearch data check {shlex.join(map(at_home, as_list(answers['data'])))} --config {config}"
+    if "://" in passages:
+        yield f"start your server at {passages}"
+    elif passages and passages not in EMBEDDED:
+        yield f"cusearch index {config}"
+    yield f"cusearch check {config}"
+    if base == WITHOUT_GPU:
+        note = f"unless the model knows the tags; it makes runs/{path.stem}-warmstart/model"
+        yield f"cusearch warmstart {config} --demonstrations FILE.jsonl   # {note}"
+    yield f"cusearch launch {config}"

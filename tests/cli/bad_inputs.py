@@ -197,6 +197,7 @@ CASES = [
     Case("a quick view", "cusearch buckets atlas --once --quick", r"--quick is an option of --ledger; add it"),
     Case("two views", "cusearch buckets atlas --once --ledger", r"--ledger: not allowed with .*--once", status=2),
     Case("a GPU of no size", f"{CHECK} --gpu-gib big", r"--gpu-gib: must be a size.*like 80, got 'big'", status=2),
+    Case("sizeless GPUs", "cusearch init a.toml --gpus 8", r"--gpus: must be how many of how many GB.*'8'", status=2),
     Case("times the wrong way round", f"{SIMULATE} --episode-s 15,6", "must be two numbers.*, got '15,6'", status=2),
     Case("one time of two", f"{SIMULATE} --episode-s 6", "--episode-s: must be two numbers of seconds.*", status=2),
     Case("a chance above 1", f"{SIMULATE} --hang 2,60", ".*a probability and seconds.*got '2,60'", status=2),

@@ -11,6 +11,7 @@ import pytest
 
 from cusearch_async.cli import init
 from cusearch_async.config import load_config, shipped_configs
+from cusearch_async.lifecycle.gpus import may_share
 from tests.conftest import SLOW
 
 ANSWERS = {"model": "org/model", "data": "my train.jsonl", "passages": "corpus.jsonl", "held_out": "nq"}
@@ -57,15 +58,48 @@ def test_a_key_is_set_where_it_stands_or_at_the_end_of_its_section(text, expecte
     assert init.with_value(text, "run", "name", "x") == expected
 
 
-@pytest.mark.parametrize("gpus", [2, 8])
+@pytest.mark.parametrize("held_out", ["", "nq"])
+@pytest.mark.parametrize("gpus", [2, 3, 8])
 @pytest.mark.parametrize("base", init.FITTING.values())
-def test_of_several_gpus_the_learner_has_the_last_and_a_worker_each_other(base, gpus, tmp_path):
+def test_of_several_gpus_each_process_has_one_alone(base, gpus, held_out, tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text(init.written(base, "mine", NONE, gpus), encoding="utf-8")
+    path.write_text(init.written(base, "mine", NONE | {"held_out": held_out}, gpus), encoding="utf-8")
     config = load_config(path)
+    evaluator = [gpus - 2] if held_out and gpus > 2 else []
+    workers = gpus - 1 - len(evaluator)
     assert list(config.learner.gpus) == [gpus - 1]
-    assert list(config.rollout.gpus) == list(range(gpus - 1))
-    assert config.rollout.workers == gpus - 1
+    assert list(config.rollout.gpus) == list(range(workers))
+    assert config.rollout.workers == workers
+    assert list(config.eval.gpus) == evaluator
+    assert config.eval.every == (config.learner.checkpoint_every if evaluator else 0)
+    assert not may_share(config), "no engine has a share only"
+    assert config.rollout.vllm.kv_cache_memory_bytes is None
+    assert "fixed size" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("given", "base"), [("8x80", "80gb"), ("2x40", "24gb"), ("8x48", "48gb"), ("1x24", "24gb")])
+def test_a_config_may_be_for_the_gpus_of_another_machine(tmp_path, cusearch, without_gpu, given, base):
+    status, printed = cusearch("init", "mine.toml", "--gpus", given)
+    assert (status, f"based on the shipped config one-gpu-{base}" in printed) == (0, True), printed
+    assert load_config(tmp_path / "mine.toml").learner.gpus == (int(given[0]) - 1,)
+    assert "cusearch warmstart" not in printed
+
+
+@pytest.mark.parametrize("given", ["8", "0x80", "8x0", "8xnan", "axb", "8x80x1"])
+def test_gpus_of_another_form_are_refused(tmp_path, cusearch, without_gpu, given):
+    assert cusearch("init", "mine.toml", "--gpus", given)[0] == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_must_be_done_before_the_run_is_said(cusearch, without_gpu):
+    """A model without the tags cannot learn, and the retriever that launch would start has other passages."""
+    _, printed = cusearch("init", "mine.toml", "--passages", "http://127.0.0.1:9000")
+    assert [line.strip().partition("   ")[0] for line in printed.partition("next:\n")[2].splitlines()] == [
+        "start your server at http://127.0.0.1:9000",
+        "cusearch check mine.toml",
+        "cusearch warmstart mine.toml --demonstrations FILE.jsonl",
+        "cusearch launch mine.toml",
+    ]
 
 
 @pytest.fixture
@@ -119,6 +153,12 @@ def test_of_several_held_out_files_those_that_are_not_there_are_named(tmp_path, 
     assert list(init._remarks(answers | {"held_out": "a.jsonl, ./a.jsonl,nq"})) == []
     (said,) = init._remarks(answers | {"held_out": "a.jsonl, b.jsonl"})
     assert said == "--held-out: b.jsonl does not exist yet"
+
+
+@pytest.mark.parametrize("option", ["model", "data", "held_out"])
+def test_only_passages_may_be_of_a_server(option):
+    """It was advised for all, with --held_out, which is no option."""
+    assert list(init._remarks(dict.fromkeys(ANSWERS, "atlas") | {option: "here:8000"})) == []
 
 
 @pytest.mark.parametrize(
