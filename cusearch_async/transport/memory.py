@@ -45,8 +45,7 @@ class MemoryBuffer:
         self._run = run
         self._own_limits = limits
         self._identity = identity
-        self.epoch = 0
-        self.nonce = ""
+        self.epoch, self.nonce = 0, ""
         self._read_news = 0
 
     @property
@@ -389,8 +388,8 @@ class MemoryBuffer:
         return self._run.identity
 
     async def check_identity(self, accepts_changes: bool = False) -> bool:
-        is_it = has_joined("in memory", self._identity, self._run.identity, accepts_changes)
-        self._identity = self._identity.after_joining(self._run.identity) if is_it else self._identity
+        if is_it := has_joined("in memory", self._identity, self._run.identity, accepts_changes):
+            self._identity = self._identity.after_joining(self._run.identity)
         return is_it
 
     async def capacities(self) -> list[int]:

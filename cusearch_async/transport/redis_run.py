@@ -65,8 +65,8 @@ class RedisRun:
 
     async def check_identity(self, accepts_changes: bool = False) -> bool:
         run = await self.identity()
-        is_it = has_joined(self.keys.run, self._identity, run, accepts_changes)
-        self._identity = self._identity.after_joining(run) if is_it else self._identity
+        if is_it := has_joined(self.keys.run, self._identity, run, accepts_changes):
+            self._identity = self._identity.after_joining(run)
         return is_it
 
     async def ledger(self) -> Ledger:
