@@ -25,9 +25,8 @@ from cusearch_async.cli import launch
 from cusearch_async.cli.parts import fleet as fleets
 from cusearch_async.cli.parts import live
 from cusearch_async.cli.parts.fleet import Child, Fleet
-from cusearch_async.cli.parts.opening import refuse_redis_that_is_down
 from cusearch_async.config import load_config
-from cusearch_async.errors import BufferUnavailable, ConfigError, ProcessDied, RetrievalUnavailable, RunInUse
+from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable, RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import record_start
@@ -375,20 +374,6 @@ def test_a_retriever_of_an_embedded_world_is_not_started_for_other_questions(con
     assert fleet.children == {}
     with socket.create_server(("127.0.0.1", int(mine.retriever.url.rpartition(":")[2]))):
         fleet.start_services()
-
-
-def test_a_redis_that_is_only_down_is_not_replaced_by_an_empty_one(config, atlas_config):
-    settings = ["--run.folder", str(config.folder), "--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
-    config = load_config(atlas_config, settings)
-    run_folder.mark(config.folder, config.run.name)
-    record_start(config, 1, 0)
-    again = Namespace(config=[atlas_config], accept_changes=False, take_over=False)
-    with pytest.raises(BufferUnavailable, match=rf"nothing listens at redis\.url {config.redis.url}, where this run's"):
-        launch.run(again, settings)
-    (config.folder / "redis" / "appendonlydir").mkdir(parents=True)
-    refuse_redis_that_is_down(config)  # launch's own, which it starts again
-    (config.folder / "redis" / "appendonlydir").rmdir()
-    refuse_redis_that_is_down(load_config(atlas_config, [*settings, "--redis.url", "redis://127.0.0.1:7/0"]))
 
 
 def test_a_folder_has_one_launch_at_a_time(fleet, config, atlas_config):

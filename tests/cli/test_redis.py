@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from cusearch_async.cli import launch
 from cusearch_async.cli.parts.fleet import Fleet
+from cusearch_async.cli.parts.opening import refuse_redis_that_is_down
 from cusearch_async.config import Config, load_config
-from cusearch_async.errors import RunInUse
+from cusearch_async.errors import BufferUnavailable, RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.run import folder as run_folder
+from cusearch_async.run.history import record_start
 from cusearch_async.transport.server import holding_data, is_listening, own_server, url_of_own
 from tests.conftest import free_port, wait_until
 
@@ -71,3 +75,16 @@ def test_a_launch_with_another_port_does_not_open_the_data_of_a_living_redis(con
         with pytest.raises(RunInUse, match=f"this run's Redis already listens at {config.redis.url}"):
             fleet.start_services()
         assert not fleet.children
+
+
+def test_a_redis_that_is_only_down_is_not_replaced_by_an_empty_one(config, atlas_config):
+    settings = ["--run.folder", str(config.folder), "--redis.url", config.redis.url]
+    run_folder.mark(config.folder, config.run.name)
+    record_start(config, 1, 0)
+    again = Namespace(config=[atlas_config], accept_changes=False, take_over=False)
+    with pytest.raises(BufferUnavailable, match=rf"nothing listens at redis\.url {config.redis.url}, where this run's"):
+        launch.run(again, settings)
+    (config.folder / "redis" / "appendonlydir").mkdir(parents=True)
+    refuse_redis_that_is_down(config)  # launch's own, which it starts again
+    (config.folder / "redis" / "appendonlydir").rmdir()
+    refuse_redis_that_is_down(load_config(atlas_config, [*settings, "--redis.url", "redis://127.0.0.1:7/0"]))
