@@ -30,6 +30,11 @@ IDS = ("id", "_id", "query_id", "qid", "question_id", "idx", "index", "uid", "uu
 HOPS = ("hops", "n_hops", "num_hops", "hop")
 METADATA = (*HOPS, "type", "level", "difficulty", "question_type", "question_decomposition")
 """Columns that are kept with the row's `metadata`."""
+NEEDED = (
+    "'question', 'extra_info' with a question, 'query' or 'prompt', and 'golden_answers', 'reward_model' or 'answer' "
+    "(the schemas of Search-R1, VERL and BrowseComp-Plus)"
+)
+"""What a row must have, for messages."""
 EVIDENCE = ("evidence_docs", "paragraphs", "supporting_facts", "context")
 READ = {"prompt", "data_source", "extra_info", "metadata", "ability", *QUESTION, *ANSWERS, *IDS, *METADATA, *EVIDENCE}
 """And aliases. `ability` is written as in Search-R1, and not used."""

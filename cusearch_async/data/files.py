@@ -162,11 +162,7 @@ def _check_columns(path: Path, names: Collection[str]) -> None:
         raise ConfigError(f"{path}: has two columns {twice!r}; keep one of them")
     has = {columns.folded(name) for name in names}
     if has.isdisjoint((*columns.QUESTION, "extra_info", "prompt")) or has.isdisjoint((*columns.ANSWERS, "extra_info")):
-        raise ConfigError(
-            f"{path}: has the columns {columns.shown(sorted(names))}; it needs 'question', 'extra_info' with a "
-            "question, 'query' or 'prompt', and 'golden_answers', 'reward_model' or 'answer' (the schemas of "
-            "Search-R1, VERL and BrowseComp-Plus)"
-        )
+        raise ConfigError(f"{path}: has the columns {columns.shown(sorted(names))}; it needs {columns.NEEDED}")
 
 
 def _table_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator[Row]:

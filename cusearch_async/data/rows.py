@@ -12,11 +12,14 @@ separator token joins are split, and a join of answers that the row also lists i
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
+
+import regex
 
 from cusearch_async.algorithm.answers import normalize_answer
 from cusearch_async.data import columns
@@ -46,6 +49,7 @@ _COUNTED = re.compile(r"(?:^|_)(\d{1,2})-?hops?(?![a-z])", re.IGNORECASE)
 """MuSiQue's ids and types: "2hop__494659_5385", "3hop1"."""
 _TWO_HOPS = ("bridge", "comparison", "compositional", "inference")
 """Types of HotpotQA and 2WikiMultihopQA; its "bridge_comparison" takes four."""
+_ENDED = regex.compile(r"[\p{Terminal_Punctuation}…]\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,8 @@ def answers_of(values: Mapping[str, Any], where: str) -> list[str]:
     """`values` by folded names. Raises: ConfigError naming the row, the column and what is wrong."""
     places = list(_places(values))
     if not places:
-        there = columns.shown(values)
-        raise ConfigError(f"{where}: 'golden_answers' must be a list of non-blank texts, got None; the row has {there}")
+        there = f"the row has {columns.shown(values)}; it needs {columns.NEEDED}"
+        raise ConfigError(f"{where}: 'golden_answers' must be a list of non-blank texts, got None; {there}")
     (name, value), *others = places
     answers = _texts(value, where, name)
     for other, value in others:
@@ -149,10 +153,18 @@ def _texts(value: Any, where: str, name: str) -> list[str]:
     if isinstance(read, str) and (text := read.strip())[:1] + text[-1:] in ("[]", "{}"):
         why = f"looks like a list, but cannot be read as one: {read!r:.200}; write a JSON list"
         raise ConfigError(f"{where}: {name!r} {why}")
-    items = [read] if isinstance(read, str) else read
-    if not isinstance(items, list) or not items or not all(isinstance(item, str) and item.strip() for item in items):
+    items = [*map(_number_as_text, read)] if isinstance(read, list) else [_number_as_text(read)]
+    if not items or not all(isinstance(item, str) and item.strip() for item in items):
         raise ConfigError(f"{where}: {name!r} must be a list of non-blank texts, got {value!r:.200}")
     return [text for item in items for text in _split(item, where, name)]
+
+
+def _number_as_text(value: Any) -> Any:
+    """42 -> "42", 3.5 -> "3.5", and 42.0 -> "42", because pandas writes integers so in a column with gaps; anything
+    else as it is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    return str(value).removesuffix(".0") if is_number and is_finite else value
 
 
 def _split(item: str, where: str, name: str) -> list[str]:
@@ -299,7 +311,7 @@ def _question(row: Row, place: dict[str, Any]) -> str:
     if text is None:
         text = _asked_in(read_literal(values.get("prompt")), row.where)
     if not isinstance(text, str) or not text.strip():
-        there = "" if "question" in values else f"; the row has {columns.shown(row.columns)}"
+        there = "" if "question" in values else f"; the row has {columns.shown(row.columns)}; it needs {columns.NEEDED}"
         raise ConfigError(f"{row.where}: 'question' must be non-blank text, got {text!r:.200}{there}")
     return text
 
@@ -320,6 +332,6 @@ def _asked_in(prompt: Any, where: str) -> str | None:
 
 
 def tidy(text: str) -> str:
-    """A question without blanks around it and with a question mark (Search-R1), of its script."""
+    """A question without blanks around it, and with a question mark (Search-R1) unless it ends in punctuation."""
     text = text.strip()
-    return text if text.endswith(("?", "？", "؟")) else f"{text}?"
+    return text if _ENDED.search(text) else f"{text}?"

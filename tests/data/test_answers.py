@@ -59,6 +59,14 @@ def truth(value):
         ({"answer": "a", "extra_info": {"aliases": ["b"]}, "alternative_answers": ["c"]}, ["a", "c", "b"]),
         (truth("a, b, b") | {"extra_info": {"answer": ["a", "b", "b"]}}, ["a", "b"]),
         ({"possible_answers": '["clerk", "office clerk"]'}, ["clerk", "office clerk"]),
+        ({"answer": 42}, ["42"]),
+        ({"answer": 42.0}, ["42"]),
+        ({"answer": -3.5}, ["-3.5"]),
+        ({"answer": [42, "43", 3.5]}, ["42", "43", "3.5"]),
+        ({"golden_answers": "[1990, 1991]"}, ["1990", "1991"]),
+        ({"answer": 42, "answer_aliases": [42, "forty-two"]}, ["42", "forty-two"]),
+        (truth({"target": 10**400}), ["1" + "0" * 400]),
+        (truth(42) | {"extra_info": {"answer": [42, 42.5]}}, ["42", "42.5"]),
     ],
 )
 def test_every_form_of_several_answers_is_several_answers(row, wanted):
@@ -79,11 +87,13 @@ def test_a_text_that_is_one_answer_stays_as_it_is(text):
         (truth("{a: b}"), "'reward_model.ground_truth' looks like a list"),
         ({"answer": "a<|im_end|>"}, "'answer' holds <|im_end|>, which is no part of an answer: 'a<|im_end|>'"),
         ({"answer": "<|answer_split|>"}, "'answer' holds <|answer_split|>, which is no part of an answer"),
-        ({"golden_answers": "[1990, 1991]"}, "'golden_answers' must be a list of non-blank texts, got '[1990, 1991]'"),
         ({"answer": {"spans": ["a"]}}, "'answer' must be a list of non-blank texts"),
         ({"answer": True}, "'answer' must be a list of non-blank texts, got True"),
         (truth("a") | {"extra_info": {"answer": ["b", "c"]}}, "'reward_model.ground_truth' and 'extra_info.answer' do"),
-        ({"gold": "a"}, "'golden_answers' must be a list of non-blank texts, got None; the row has gold"),
+        (
+            {"gold": "a"},
+            "'golden_answers' must be a list of non-blank texts, got None; the row has gold; it needs 'quest",
+        ),
     ],
 )
 def test_what_may_be_several_answers_and_cannot_be_read_is_named(row, said):

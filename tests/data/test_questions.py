@@ -240,9 +240,26 @@ def test_a_missing_index_is_the_id_or_the_row(write, name):
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"), [("a", "a?"), (" a? ", "a?"), ("a ? ", "a ?"), ("ä.", "ä.?"), ("か\uff1f", "か\uff1f")]
+    ("text", "wanted"),
+    [
+        *[("a", "a?"), (" a? ", "a?"), ("a ? ", "a ?"), ("か\uff1f", "か\uff1f"), ("ك؟", "ك؟")],
+        *[
+            ("a 3", "a 3?"),
+            ("a (b)", "a (b)?"),
+            ('a "b."', 'a "b."?'),
+            ("who’s ‘a’", "who’s ‘a’?"),
+            ("a in C++", "a in C++?"),
+        ],
+        *[
+            ("Write of ä.", "Write of ä."),
+            ("Explain!", "Explain!"),
+            ("the sum:", "the sum:"),
+            ("書け。", "書け。"),
+            ("a…", "a…"),
+        ],
+    ],
 )
-def test_questions_are_tidied_as_search_r1_does(text, wanted):
+def test_questions_end_in_a_question_mark_as_in_search_r1_unless_in_other_punctuation(text, wanted):
     assert tidy(text) == wanted
 
 
@@ -251,7 +268,10 @@ def test_questions_are_tidied_as_search_r1_does(text, wanted):
     [
         ("{", "line 2: is not JSON"),
         ("[1]", "line 2: must be a JSON object, got list"),
-        (json.dumps(ROW | {"golden_answers": 3}), "line 2: 'golden_answers' must be"),
+        (json.dumps(ROW | {"golden_answers": True}), "line 2: 'golden_answers' must be .*, got True"),
+        (json.dumps(ROW | {"golden_answers": [1, False]}), r"line 2: 'golden_answers' must be .*, got \[1, False\]"),
+        (json.dumps(ROW | {"golden_answers": float("nan")}), "line 2: 'golden_answers' must be .*, got nan"),
+        (json.dumps(ROW | {"golden_answers": float("inf")}), "line 2: 'golden_answers' must be .*, got inf"),
         (
             json.dumps(ROW | {"golden_answers": []}),
             r"line 2: 'golden_answers' must be a list of non-blank texts, got \[\]",
