@@ -52,7 +52,8 @@ class SharedMethodConfig(Extensible):
     """The selection method: sdga_phase, sdga_auto, sdga_anti, random, topk_reward, grpo_full, grpo_half, dapo, ar3po,
     stratified_grpo, random_tokens or random_siblings, or your own as package.module:Class."""
     budget: Shared[int] = Field(96, ge=1)
-    """K, trajectories trained on per step."""
+    """K, trajectories trained on per step; of no effect with grpo_full, dapo, stratified_grpo and ar3po, which train on
+    groups as they are."""
     singleton: Shared[Singleton] = "raw"
     """Advantage of a trajectory alone in its group: `raw`: its reward (VERL); `zero`: 0; `pool`: by mean and standard
     deviation of its whole group before the selection."""

@@ -88,6 +88,11 @@ class Config(Section):
         return method.largest_group(self.pool.rollouts) if isinstance(method, PlansRollouts) else self.pool.rollouts
 
     @property
+    def has_budget(self) -> bool:
+        """Whether the method trains on K trajectories, or generates as many."""
+        return not self.method.make().uses_whole_pool or self.questions_per_step != self.pool.questions
+
+    @property
     def buffer_limit(self) -> int:
         """Maximum number of buffered trajectories."""
         return self.redis.max_trajectories or (self.pool.max_staleness + 2) * self.pool.size
@@ -121,12 +126,14 @@ class Config(Section):
             f"eval.environment {self.eval.environment!r} must be one of the run's: {', '.join(self.environment)}",
         )
         _require(
-            k <= n_g,
+            k <= n_g or not self.has_budget,
             f"method.budget (K = {k}) must be <= pool.questions x pool.rollouts (N G = {n_g}); lower it or raise those",
         )
-        _require(k % m == 0, f"method.budget (K = {k}) must be a multiple of loss.minibatch (M = {m})")
         _require(
-            k <= self.questions_per_step * g,
+            k % m == 0 or not self.has_budget, f"method.budget (K = {k}) must be a multiple of loss.minibatch (M = {m})"
+        )
+        _require(
+            k <= self.questions_per_step * g or not self.has_budget,
             f"method.budget (K = {k}) must be a multiple of pool.rollouts (G = {g}) for {name}, which generates K / G "
             "groups per step",
         )

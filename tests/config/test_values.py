@@ -28,6 +28,7 @@ from cusearch_async.errors import ConfigError
 from tests.config.lines import error_of, pattern_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+WHOLE_POOL = ("grpo_full", "dapo", "stratified_grpo", "ar3po")
 
 
 def test_a_run_needs_nothing_but_a_name(write):
@@ -190,6 +191,10 @@ def test_derived_numbers(write):
             "method.budget (K = 224) must be <= pool.questions x pool.rollouts (N G = 192); lower it or raise those",
         ),
         (
+            'method = {name = "grpo_half", budget = 96}\npool = {questions = 8, rollouts = 8}',
+            "method.budget (K = 96) must be <= pool.questions x pool.rollouts (N G = 64); lower it or raise those",
+        ),
+        (
             'method.name = "grpo_half"\nmethod.budget = 64\npool.questions = 30',
             "method.budget (K = 64) must be a multiple of pool.rollouts (G = 3) for grpo_half, which generates .*",
         ),
@@ -297,6 +302,8 @@ def test_two_mistakes_are_two_lines(write):
     [
         "learner.publish_every = 3",
         "method.budget = 192",
+        *(f'method = {{name = "{name}", budget = 100}}\npool = {{questions = 8, rollouts = 8}}' for name in WHOLE_POOL),
+        'method = {name = "grpo_half", budget = 64}\npool = {questions = 8, rollouts = 8}',
         "learner.compile = true",
         "run.colocate = true\nlearner.lora.rank = 8",  # an adapter has no reference model
     ],
