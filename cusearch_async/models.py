@@ -17,6 +17,8 @@ from cusearch_async.errors import ConfigError, first_line
 QUANTISED_BY = ("quant_config.json", "quantize_config.json", "hf_quant_config.json")
 """Files of AWQ, GPTQ and ModelOpt, whose config.json may not mention the quantisation."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+OLDER = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Weights, or their index, in the form before safetensors."""
 
 
 def load_tokenizer(path: str, key: str = "model.path") -> Any:
@@ -185,6 +187,8 @@ def refuse_incomplete(path: str, key: str = "model.path") -> None:
         )
     files = weight_files(path, key)
     if not files:
+        if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in OLDER):
+            raise ConfigError(f"{key} {path!r} holds no weights, like {WEIGHTS}; copy them there, or choose another")
         return
     held = {name: torch.empty(shape, device="meta") for file in files for name, shape in shapes_in(file, path, key)}
     level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -70,6 +70,18 @@ def test_weights_of_another_shape_are_named_with_both_shapes(model):
         check_files(str(model))
 
 
+def test_a_folder_without_weights_is_refused(model):
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"model\.path '.*/m' holds no weights, like model\.safetensors; copy them"):
+        check_files(str(model))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_weights_in_the_older_form_are_left_to_the_loader(model, name):
+    (model / "model.safetensors").rename(model / name)
+    check_files(str(model))
+
+
 def test_a_shard_that_is_not_there_is_named(model):
     (model / "model.safetensors").unlink()
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from transformers import Qwen2Config
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.cli import check
@@ -48,8 +48,8 @@ def findings(*overrides: str, path: Path | list[Path] = BASE, gib: float = 80) -
 
 
 def model_folder(folder: Path, context: int, with_tokenizer: bool = True) -> Path:
-    """A model's folder without weights."""
-    Qwen2Config(
+    """A tiny model's folder."""
+    config = Qwen2Config(
         hidden_size=16,
         intermediate_size=32,
         num_attention_heads=2,
@@ -57,7 +57,8 @@ def model_folder(folder: Path, context: int, with_tokenizer: bool = True) -> Pat
         num_hidden_layers=2,
         vocab_size=384,
         max_position_embeddings=context,
-    ).save_pretrained(folder)
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
     if with_tokenizer:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(STARTER / name, folder)
