@@ -96,5 +96,6 @@ def _import(key: str, reference: str, known: Collection[str]) -> Any:
         remedy = f"; it is looked for where Python looks, and in the current folder, {here}" if is_missing else ""
         raise ConfigError(f"{key}: module {module!r} of {reference!r} cannot be imported ({reason}){remedy}") from error
     if not hasattr(found, name):
-        raise ConfigError(f"{key}: module {module!r} has no {name!r}")
+        place = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), "built into Python")
+        raise ConfigError(f"{key}: module {module!r} has no {name!r}; the module is {place}")
     return getattr(found, name)

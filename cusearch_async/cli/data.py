@@ -100,7 +100,7 @@ class Frame:
         return replace(self, label=next(labels, self.config.evaluated_in))
 
     def prompt(self, question: Question) -> Quoted:
-        return self.environments[self.label].prompt(replace(question, environment=self.label))
+        return self.environments[self.label].checked_prompt(replace(question, environment=self.label))
 
 
 def frame_of(files: Sequence[Path] | None, overrides: list[str]) -> Frame:

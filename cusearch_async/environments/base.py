@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from cusearch_async.environments.templates import Quoted, Template
-from cusearch_async.errors import EpisodeFailed, first_line
+from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
 from cusearch_async.extensions import Settings
 from cusearch_async.surrogates import without_surrogates
 from cusearch_async.types import Question, Segment
@@ -139,14 +139,21 @@ class Environment:
         """The first message of an episode."""
         return self.template.prompt(question.text)
 
+    def checked_prompt(self, question: Question) -> Quoted:
+        """`prompt`. Raises: ConfigError when it gives anything but a Quoted."""
+        prompt = self.prompt(question)
+        if not isinstance(prompt, Quoted):
+            raise ConfigError(f"{self._method('prompt')} must give a Quoted(before, text, after), got {prompt!r:.200}")
+        return prompt
+
     async def step(self, episode: Episode, turn: str) -> Observation:
         """Answer a turn of the policy, the last of `episode.segments`. Not called after the last turn, number
         episode.s_max + 1."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self._method('step')} is missing")
 
     async def score(self, episode: Episode) -> Score:
         """Score a finished episode. The reward must be finite, em 0 or 1, f1 from 0 to 1."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self._method('score')} is missing")
 
     async def final_score(self, episode: Episode) -> Score:
         """The score of an episode, with the reward of the config if it names one.
@@ -168,9 +175,13 @@ class Environment:
             raise EpisodeFailed(f"{name} must give a finite number, got {number}")
         return replace(score, reward=number)
 
+    def _method(self, name: str) -> str:
+        """For messages."""
+        return f"{type(self).__module__}:{type(self).__qualname__}.{name}()"
+
     def _plain(self, score: Score) -> Score:
         """`score` with numbers for bools and numpy's, as comparisons of answers give them."""
-        about = f"{type(self).__module__}:{type(self).__qualname__}.score()"
+        about = self._method("score")
         try:
             numbers = {name: float(getattr(score, name)) for name in ("reward", "em", "f1")}
             valid, prediction = bool(score.format_valid), score.prediction

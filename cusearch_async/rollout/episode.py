@@ -109,7 +109,7 @@ class EpisodeRunner:
         started = time.monotonic()
         waited_s = 0.0
         counted_tokens = 0
-        asked = environment.prompt(question)
+        asked = environment.checked_prompt(question)
         prompt = prompting.build_prompt(self.tokenizer, asked, self._template_arguments)
         if len(prompt) > settings.max_prompt_tokens:
             raise EpisodeFailed(

@@ -196,7 +196,7 @@ def overlong(
     frames: dict[tuple[str, str], int] = {}
     for start in range(0, len(questions), _AT_ONCE):
         some = questions[start : start + _AT_ONCE]
-        prompts = [environments[question.environment].prompt(question) for question in some]
+        prompts = [environments[question.environment].checked_prompt(question) for question in some]
         pieces = tokenizer([prompt.text for prompt in prompts], add_special_tokens=False, split_special_tokens=True)
         for question, prompt, ids in zip(some, prompts, pieces["input_ids"], strict=True):
             frame = (prompt.before, prompt.after)

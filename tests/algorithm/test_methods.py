@@ -124,7 +124,8 @@ def test_a_method_of_ones_own_is_found_by_its_place(tmp_path, monkeypatch):
     assert method_class("mine:First").__name__ == "First"
     for name, said in {
         "first": "method.name 'first' is unknown; use one of sdga_phase, .*, or your own as package.module:Name",
-        "mine:Second": "method.name: module 'mine' has no 'Second'",
+        "mine:Second": "method.name: module 'mine' has no 'Second'; the module is .*/mine.py",
+        "sys:Second": "method.name: module 'sys' has no 'Second'; the module is built into Python",
         "mine:nothing": r"'mine:nothing' must be a subclass of .*\.Method, got 1",
         "yours:First": r"module 'yours' of 'yours:First' cannot be imported \(ModuleNotFoundError: No module",
     }.items():

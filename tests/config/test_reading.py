@@ -150,7 +150,7 @@ class Thing(SearchEnvironment):
 BROKEN = {
     "raises": ("raise AttributeError('deep')", "module 'broken_raises' .* cannot be imported (AttributeError: deep"),
     "syntax": ("def (", "module 'broken_syntax' of .* cannot be imported (SyntaxError"),
-    "nothing": ("", "module 'broken_nothing' has no 'Thing'"),
+    "nothing": ("", "module 'broken_nothing' has no 'Thing'; the module is .*/broken_nothing.py"),
     "shared": (
         TAKEN.format("share: float = 0.25"),
         "environment.w: Own must not have a setting 'share': the config uses",

@@ -13,10 +13,11 @@ from transformers import AutoTokenizer
 
 from cusearch_async.config import EnvironmentConfig, EpisodeConfig, load_config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
-from cusearch_async.environments import NoSearch, Observation, Quoted, Score
+from cusearch_async.environments import Environment, NoSearch, Observation, Quoted, Score
 from cusearch_async.environments.agent import AgentSettings
 from cusearch_async.errors import ConfigError, EpisodeFailed, InvalidTrajectory
 from cusearch_async.rollout.episode import EpisodeRunner
+from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.types import Question
 from docs.examples.calculator import Calculator, calculate
 from tests.environments.echo import Echo
@@ -349,3 +350,29 @@ async def test_half_a_character_in_an_answer_is_a_question_mark():
 async def test_another_score_fails_the_episode_and_names_the_environment(given, said):
     with pytest.raises(EpisodeFailed, match=f"test_own:Comparing.score.. {said}"):
         await comparing(given).final_score(None)
+
+
+class Unfinished(Environment):
+    """With nothing but a prompt of another type."""
+
+    def prompt(self, question):
+        return f"Write about {question.text}"
+
+
+@pytest.mark.parametrize("method", ["step", "score"])
+async def test_a_method_that_is_missing_is_named_with_its_class(method):
+    environment = Unfinished(Unfinished.Settings(), EnvironmentConfig().prompt, NoSearch())
+    arguments = {"step": (None, "turn"), "score": (None,)}[method]
+    with pytest.raises(NotImplementedError, match=rf"test_own:Unfinished\.{method}\(\) is missing"):
+        await getattr(environment, method)(*arguments)
+
+
+async def test_a_prompt_that_is_no_quoted_text_is_named_with_its_class():
+    """Before any episode, and in a made-up one."""
+    environments = {"e": Unfinished(Unfinished.Settings(), EnvironmentConfig().prompt, NoSearch())}
+    said = r"test_own:Unfinished\.prompt\(\) must give a Quoted\(before, text, after\), got 'Write about How much\?'"
+    with pytest.raises(ConfigError, match=said):
+        check_lengths([question()], environments, TOKENIZER, EPISODE)
+    runner, _ = runner_of(["end"], environments)
+    with pytest.raises(ConfigError, match=said):
+        await runner.run(question(), 3, 1, "w")
