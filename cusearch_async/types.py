@@ -42,7 +42,7 @@ class Question:
     evidence: tuple[str, ...] | None = None
     """The passages that the answer needs, one search each; None when they are unknown."""
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Other columns of its file: hops, type, level. Not part of the run contract."""
+    """Other columns of its file: hops, type, level, what its extra_info holds. Not part of the run contract."""
 
     @property
     def hops(self) -> int | None:

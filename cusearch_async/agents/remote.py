@@ -7,6 +7,8 @@ POST /sessions/KEY/end         {"answer": …}, {"reward": …} or {"error": …
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import logging
 import time
 from collections import deque
@@ -93,13 +95,15 @@ class Remote:
                     {
                         "question": task.question,
                         "question_id": task.question_id,
+                        "metadata": dict(task.metadata),
                         "environment": task.environment,
                         "base_url": f"{here}/v1",
                         "api_key": task.api_key,
                         "model": task.model,
                         "search_url": f"{here}/search",
                         "end_url": f"{here}/end",
-                    }
+                    },
+                    dumps=functools.partial(json.dumps, default=str),  # parquet has dates, too
                 )
         return web.Response(status=204)
 

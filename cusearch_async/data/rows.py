@@ -204,19 +204,25 @@ def _is_join(answers: Sequence[str], listed: Sequence[str], join: re.Pattern[str
 
 
 def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata`, and the columns that are kept with it; `hops` where the row contains their number in any form.
+    """`metadata`, the columns that are kept with it, and what else its extra_info holds; `hops` where the row contains
+    their number in any form.
 
     `values` by folded names; `place` is its extra_info. Texts that every process of a run would hold are left out."""
     given = read_literal(values.get("metadata"))
-    kept = {name: values[name] for name in columns.METADATA if values.get(name) is not None}
+    kept = {name: value for name, value in _filled(place).items() if name not in ("split", "index", "question")}
+    kept |= {name: values[name] for name in columns.METADATA if values.get(name) is not None}
     kept |= {name: place[name] for name in columns.HOPS if place.get(name) is not None}
     if isinstance(given, dict):
-        bulky = ("context", "paragraphs", "evidence_docs")
-        kept |= {name: value for name, value in given.items() if value is not None and name not in bulky}
+        kept |= _filled(given)
     elif given is not None:
         kept["metadata"] = given
     hops = _hops(kept, values)
     return kept | {"hops": hops} if hops is not None else kept
+
+
+def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
+    bulky = ("context", "paragraphs", "evidence_docs")
+    return {name: value for name, value in values.items() if value is not None and name not in bulky}
 
 
 def _hops(kept: Mapping[str, Any], values: Mapping[str, Any]) -> int | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,8 @@ class Task:
     model: str
     environment: str = ""
     """Its label in the config."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Other columns of the question's file, and what its extra_info holds: a rubric, for example."""
     search: Callable[[str], Awaitable[list[str]]]
     """The run's retriever: contents of the documents that it finds, best first."""
     search_url: str

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import json
 import os
 import sys
 from contextlib import asynccontextmanager
@@ -10,12 +12,14 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from cusearch_async.agents import remote
 from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.agents.gateway import Gateway
-from cusearch_async.agents.remote import Remote
+from cusearch_async.agents.remote import TASKS, Remote
 from cusearch_async.config import EnvironmentConfig, EpisodeConfig
+from cusearch_async.environments.task import Task
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from tests.agents.test_episodes import Scene, parser  # noqa: F401
 from tests.conftest import free_port
@@ -78,6 +82,27 @@ async def test_a_program_elsewhere_takes_an_episode_and_ends_it():
         await posted(task, task["end_url"], {"answer": "5"})
         trajectory = await episode
     assert (trajectory.prediction, trajectory.reward, trajectory.turns) == ("5", 1.0, 1)
+
+
+async def test_a_program_elsewhere_is_given_the_questions_metadata():
+    elsewhere = Remote(TOKEN)
+    told = {"rubric": ["names a source"], "day": datetime.date(2024, 5, 1)}
+    task = Task(
+        question="Where?",
+        question_id="q",
+        base_url="",
+        api_key="k",
+        model="",
+        search=None,
+        search_url="",
+        metadata=told,
+    )
+    waiting = asyncio.ensure_future(elsewhere.agent(task, lambda: None, lambda: ""))
+    await asyncio.sleep(0)
+    request = make_mocked_request("POST", TASKS, headers=HEADERS)
+    given = json.loads((await elsewhere.take(request)).body)
+    waiting.cancel()
+    assert given["metadata"] == {"rubric": ["names a source"], "day": "2024-05-01"}
 
 
 async def test_the_examples_program_runs_episodes_on_another_machine():

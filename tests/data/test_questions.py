@@ -104,8 +104,19 @@ def verl_row(**changes):
 
 
 def test_verls_parquet_is_read(write):
-    wanted = replace(DUBLINERS, id="searchR1_nq/train/3", category="searchR1_nq")
+    extra = verl_row()["extra_info"]
+    kept = {name: extra[name] for name in ("need_tools_kwargs", "tools_kwargs")}
+    wanted = replace(DUBLINERS, id="searchR1_nq/train/3", category="searchR1_nq", metadata=kept)
     assert load_questions([write(verl_row())]) == [wanted]
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl"])
+def test_what_else_extra_info_holds_is_metadata_for_a_reward(write, name):
+    rubric = [{"criterion": "names a source", "points": 2}]
+    extra = {"split": "train", "index": 3, "question": "q", "rubric": rubric, "judge": None, "context": "long", "n": 7}
+    row = ROW | {"extra_info": extra, "metadata": {"n": 8}}
+    (question,) = load_questions([write(row, name=name)])
+    assert question == replace(DUBLINERS, metadata={"rubric": rubric, "n": 8})
 
 
 def test_of_a_chat_the_last_user_message_asks(write):
