@@ -245,6 +245,11 @@ def test_ar3po_moves_rollouts_by_history_and_goes_on_after_a_restart(run: Run, t
             file.write(json.dumps({"id": i, "question": q.text, "golden_answers": answers}) + "\n")
     ar3po = {"method__name": "ar3po", "data__source": data, "pool__questions": 6, "pool__max_staleness": 1}
     status, output = finish(run.cusearch("launch", run__steps=2, **ar3po))
+    assert status == 1, output
+    assert "our retriever would search the embedded world atlas, and no question is of it" in output
+    retriever = run.worker("retriever")
+    wait_until(lambda: "listening" in retriever.log.read_text() or retriever.poll() is not None, START_S)
+    status, output = finish(run.cusearch("launch", run__steps=2, **ar3po))
     assert status == 0, output
     status, output = finish(run.cusearch("launch", run__steps=4, **ar3po))
     assert status == 0, output

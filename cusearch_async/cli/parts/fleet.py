@@ -154,6 +154,8 @@ class Fleet:
 
         Raises: BufferUnavailable, RetrievalUnavailable or ProcessDied for a service that does not start."""
         config, retriever = self._config, self._config.retriever
+        if not is_listening(retriever.url):
+            refuse_another_world(config)
         services: list[tuple[str, str, type[CusearchError]]] = []
         if config.redis.transport == "redis":
             services.append(("Redis", config.redis.url, BufferUnavailable))
@@ -162,8 +164,6 @@ class Fleet:
                     self._start("redis", own_server(config.redis, config.folder), inherited=(lock,))
         if config.uses_retriever:
             services.append(("the retriever", retriever.url, RetrievalUnavailable))
-            if not is_listening(retriever.url):
-                refuse_another_world(config)
             self._start_or_reuse("retriever", retriever.url, "worker", "retriever")
         if config.uses_retriever and retriever.backend == "zerosearch" and asks_of_atlas(config):
             services.append(("the simulator", retriever.zerosearch.url, RetrievalUnavailable))
