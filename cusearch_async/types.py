@@ -34,7 +34,7 @@ class Question:
     """Unique over all sources: source, split and index."""
     text: str
     answers: tuple[str, ...]
-    """Gold answers; each of them is right."""
+    """Gold answers; each of them is right. Empty where only a reward of the user's scores."""
     category: str
     """The group in evaluation tables: the data source, or the number of links in atlas."""
     environment: str = "search"

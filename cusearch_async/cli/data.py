@@ -19,7 +19,7 @@ from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import Config, load_config
 from cusearch_async.data.checking import Checked, asked_in, known_of, overlap, read_all, warnings_of
 from cusearch_async.data.files import refuse_ending, write_questions
-from cusearch_async.data.questions import load_questions, origins_of
+from cusearch_async.data.questions import load_questions, needs_answers, origins_of
 from cusearch_async.environments import Environment, NoSearch, Quoted
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.files import refuse_unwritable, writing_output
@@ -67,8 +67,9 @@ def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
     earlier: dict[str, str] = {}
     ids: set[str] = set()
     for named in zip(arguments.sources, origins_of(arguments.sources), strict=True):
-        found = read_all(*named, "data check")
-        outcomes.append(report(found, frame.of(named[0]), held_out, earlier, console))
+        own_frame = frame.of(named[0])
+        found = read_all(*named, "data check", needs_answers(own_frame.config, own_frame.label))
+        outcomes.append(report(found, own_frame, held_out, earlier, console))
         earlier |= asked_in([found])
         own = {question.id for question in found.questions}
         if same := sorted(ids & own):
@@ -161,7 +162,7 @@ def show_samples(questions: Sequence[Question], frame: Frame, console: Console) 
         console.print(plain(question.id, "bold"))
         prompt = frame.prompt(question)
         console.print(plain(_cut(f"{prompt.before}{prompt.text}{prompt.after}".strip()), "dim"))
-        console.print(plain(_cut(f"gold answers: {' | '.join(question.answers)}")))
+        console.print(plain(_cut(f"gold answers: {' | '.join(question.answers) or 'none'}")))
 
 
 def lengths_of(questions: Sequence[Question], frame: Frame) -> tuple[list[int], list[tuple[int, str]]]:

@@ -13,7 +13,7 @@ import regex
 
 from cusearch_async.data import columns
 from cusearch_async.data.files import locate, read_rows
-from cusearch_async.data.rows import Origin, can_be_answered, parse_row
+from cusearch_async.data.rows import SCORED_0, Origin, can_be_answered, parse_row
 from cusearch_async.errors import ConfigError
 from cusearch_async.types import Question
 
@@ -37,14 +37,16 @@ class Checked:
     """Columns of which nothing is read."""
 
 
-def read_all(source: str, origin: Origin, key: str) -> Checked:
-    """`origin`: what its rows are named after. Raises: ConfigError when the file itself cannot be read."""
+def read_all(source: str, origin: Origin, key: str, needs_answers: bool = True) -> Checked:
+    """`origin`: what its rows are named after; `needs_answers`: whether each must have gold answers.
+
+    Raises: ConfigError when the file itself cannot be read."""
     found = Checked(locate(source, key))
     names, ids = set[str](), set[str]()
     for number, row in enumerate(read_rows(found.path, key)):
         names |= set(row.columns)
         try:
-            question = parse_row(row, origin, number)
+            question = parse_row(row, origin, number, needs_answers)
         except ConfigError as error:
             found.problems.append(str(error).removeprefix(f"{found.path}, "))
             continue
@@ -70,8 +72,11 @@ def warnings_of(found: Checked) -> list[str]:
     by_text: defaultdict[str, list[str]] = defaultdict(list)
     for question, place in zip(found.questions, found.places, strict=True):
         by_text[asked(question.text)].append(place)
-        unanswerable += [] if can_be_answered(question) else [f"{place}: {question.answers[0]!r:.40}"]
+        if question.answers and not can_be_answered(question):
+            unanswerable.append(f"{place}: {question.answers[0]!r:.40}")
         joined += [f"{place}: {answer!r:.60}" for answer in question.answers if _JOINED.search(answer.strip())]
+    if without := sum(not question.answers for question in found.questions):
+        warnings.append(f"{without} have no gold answers: {SCORED_0}")
     if rows := unanswerable:
         why = "their gold answers are empty after normalisation"
         warnings.append(f"{len(rows)} can never be scored correct: {why} ({_few(rows)})")

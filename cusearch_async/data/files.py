@@ -157,11 +157,10 @@ def _values_of(batch: pa.RecordBatch) -> list[tuple[dict[str, Any], str | None]]
 
 
 def _check_columns(path: Path, names: Collection[str]) -> None:
-    """Raises: ConfigError for a table without a question, or without answers, or with two columns of one name."""
+    """Raises: ConfigError for a table without a question, or with two columns of one name."""
     if twice := next((name for place, name in enumerate(names) if name in list(names)[:place]), None):
         raise ConfigError(f"{path}: has two columns {twice!r}; keep one of them")
-    has = {columns.folded(name) for name in names}
-    if has.isdisjoint((*columns.QUESTION, "extra_info", "prompt")) or has.isdisjoint((*columns.ANSWERS, "extra_info")):
+    if {columns.folded(name) for name in names}.isdisjoint((*columns.QUESTION, "extra_info", "prompt")):
         raise ConfigError(f"{path}: has the columns {columns.shown(sorted(names))}; it needs {columns.NEEDED}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from cusearch_async.atlas.questions import WORLDS, World, test_chains, train_que
 from cusearch_async.config import EMBEDDED, Config, EvalConfig
 from cusearch_async.data.columns import shown
 from cusearch_async.data.files import HUB, locate, read_rows
-from cusearch_async.data.rows import Origin, can_be_answered, origin_of, parse_row
+from cusearch_async.data.rows import SCORED_0, Origin, can_be_answered, origin_of, parse_row
 from cusearch_async.errors import ConfigError, RetrievalUnavailable
 from cusearch_async.retrieval.backend import Passage
 from cusearch_async.retrieval.corpus import Corpus
@@ -37,20 +38,31 @@ SUITE = {
 """The seven benchmarks: file in FlashRAG's collection, and questions in it."""
 
 
-def load_questions(sources: Sequence[str], asked_by: str = "data.source") -> list[Question]:
+def load_questions(sources: Sequence[str], asked_by: str = "data.source", needs_answers: bool = True) -> list[Question]:
     """Training questions of all `sources`: one of WORLDS, a file (see data/files.py), or hf:OWNER/NAME/FILE. Errors
-    name what they are `asked_by`.
+    name what they are `asked_by`. `needs_answers`: whether each must have gold answers.
 
     Raises: ConfigError naming the file, the row and the field, or two questions of one id."""
     origins = zip(sources, origins_of(sources), strict=True)
-    questions = _unique([one for source, origin in origins for one in _questions_of(source, asked_by, origin)])
-    unanswerable = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
+    found = [_questions_of(source, asked_by, origin, needs_answers) for source, origin in origins]
+    questions = _unique([*itertools.chain(*found)])
+    unanswerable = [f"{one.id:.80}" for one in questions if one.answers and not can_be_answered(one)]
+    if without := [f"{one.id:.80}" for one in questions if not one.answers]:
+        named = shown(without, 3)
+        log.warning("%d of %d questions have no gold answers: %s (%s)", len(without), len(questions), SCORED_0, named)
     if unanswerable:
         log.warning(
             "%d of %d questions can never be scored correct: their gold answers are empty after normalisation (%s)",
             *(len(unanswerable), len(questions), shown(unanswerable, 3)),
         )
     return questions
+
+
+def needs_answers(config: Config, label: str) -> bool:
+    """Whether the questions of an environment must have gold answers: for its reward, or for a simulated engine."""
+    environment = config.environment[label]
+    is_simulated = config.retriever.backend == "zerosearch" and environment.kind.needs_retriever(environment.own)
+    return is_simulated or (environment.kind.needs_answers and environment.reward is None)
 
 
 def load_run_questions(config: Config) -> RunQuestions:
@@ -60,7 +72,8 @@ def load_run_questions(config: Config) -> RunQuestions:
     parts = []
     for label, settings in config.environment.items():
         sources = config.sources_of(label)
-        questions = load_questions(sources) if sources else settings.kind.questions()
+        needed = needs_answers(config, label)
+        questions = load_questions(sources, needs_answers=needed) if sources else settings.kind.questions()
         if not questions:
             raise ConfigError(f"environment.{label}: {settings.name} has no questions; set its source")
         prefix = f"{label}:" if len(config.environment) > 1 else ""
@@ -74,7 +87,7 @@ def first_question(config: Config, label: str) -> Question:
     """Of an environment, without reading the others. Raises: ConfigError."""
     sources = config.sources_of(label)
     if sources:
-        return next(_questions_of(sources[0], "data.source", origins_of(sources)[0]))
+        return next(_questions_of(sources[0], "data.source", origins_of(sources)[0], needs_answers(config, label)))
     own = config.environment[label].kind.questions()
     if not own:
         raise ConfigError(f"environment.{label}: {config.environment[label].name} has no questions; set its source")
@@ -84,7 +97,8 @@ def first_question(config: Config, label: str) -> Question:
 def load_eval_questions(config: Config) -> list[Question]:
     """Held-out questions, for the environment that the config names: of the benchmarks of eval.suite, of each a fixed
     subset of eval.limit; else of atlas's test cities. Raises: ConfigError."""
-    held_out = _of_suite(config.eval) if config.eval.suite else _of_world(config.eval, held_out_world(config))
+    needed = needs_answers(config, config.evaluated_in) or config.eval.judge.url is not None
+    held_out = _of_suite(config.eval, needed) if config.eval.suite else _of_world(config.eval, held_out_world(config))
     return labelled(held_out, config.evaluated_in)
 
 
@@ -108,13 +122,13 @@ def _of_world(settings: EvalConfig, world: World | None) -> list[Question]:
         raise ConfigError(f"eval.questions_per_category {error}") from error
 
 
-def _of_suite(settings: EvalConfig) -> list[Question]:
+def _of_suite(settings: EvalConfig, needs_answers: bool) -> list[Question]:
     questions: list[Question] = []
     for name, origin in zip(settings.suite, origins_of(settings.suite), strict=True):
         if name not in SUITE and not Path(name).suffix:
             known = f"{', '.join(SUITE)}, or .parquet or .jsonl files"
             raise ConfigError(f"eval.suite: {name!r} is not a benchmark; use {known}")
-        found = _unique(list(_questions_of(file_of(name, settings.folder), "eval.suite", origin)))
+        found = _unique([*_questions_of(file_of(name, settings.folder), "eval.suite", origin, needs_answers)])
         if settings.limit is not None and settings.limit < len(found):
             # the same ones in every run, in their order, so that seeds can be compared
             chosen = stream(Stream.EVALUATED, 0).choice(len(found), size=settings.limit, replace=False)
@@ -185,13 +199,13 @@ def origins_of(sources: Sequence[str]) -> list[Origin]:
     ]
 
 
-def _questions_of(source: str, key: str, origin: Origin) -> Iterator[Question]:
+def _questions_of(source: str, key: str, origin: Origin, needs_answers: bool) -> Iterator[Question]:
     if source in WORLDS:
         yield from train_questions(WORLDS[source])
         return
     number = -1
     for number, row in enumerate(read_rows(locate(source, key), key)):
-        yield parse_row(row, origin, number)
+        yield parse_row(row, origin, number, needs_answers)
     if number < 0:
         raise ConfigError(f"{key} {source} holds no questions")
 

@@ -45,10 +45,13 @@ _LISTED = re.compile(_JOIN.format(r"\s*[,;/|]+\s*"))
 _IN_OBJECTS = ("target", "value", "text", "answers", "answer")
 """Search-R1's ground_truth, TriviaQA's `answer`, SQuAD's `answers`."""
 _IN_EXTRA_INFO = ("golden_answers", "answers", "answer", "ground_truth", "target", "possible_answers")
+SCORED_0 = "EM and F1 are 0, and only a reward of yours scores them"
+"""What follows for questions without gold answers."""
 _COUNTED = re.compile(r"(?:^|_)(\d{1,2})-?hops?(?![a-z])", re.IGNORECASE)
 """MuSiQue's ids and types: "2hop__494659_5385", "3hop1"."""
 _TWO_HOPS = ("bridge", "comparison", "compositional", "inference")
 """Types of HotpotQA and 2WikiMultihopQA; its "bridge_comparison" takes four."""
+_WITHOUT = "without gold answers set environment.LABEL.reward, or use an agent (not with zerosearch or eval.judge)"
 _ENDED = regex.compile(r"[\p{Terminal_Punctuation}…]\Z")
 
 
@@ -69,15 +72,17 @@ def origin_of(source: str) -> Origin:
     return Origin(folder, path.stem) if folder else Origin(path.stem)
 
 
-def parse_row(row: Row, origin: Origin, number: int) -> Question:
-    """The question of a row. Raises: ConfigError naming the row and the field."""
+def parse_row(row: Row, origin: Origin, number: int, needs_answers: bool = True) -> Question:
+    """The question of a row; one without gold answers only where none are needed. Raises: ConfigError naming the row
+    and the field."""
     if row.problem is not None:
         raise ConfigError(f"{row.where}: {row.problem}")
     values = row.values
     place = read_literal(values.get("extra_info") or {})
     if not isinstance(place, dict):
         raise ConfigError(f"{row.where}: 'extra_info' must hold split and index, got {place!r:.200}")
-    text, answers = _question(row, place), answers_of(values, row.where)
+    text = _question(row, place)
+    answers = answers_of(values, row.where) if needs_answers or _has_answers(values) else []
     source, id_ = _identity(row, place, origin, number)
     evidence, metadata = evidence_of(values, row.where), metadata_of(values, place)
     texts = [("question", text), *(("golden_answers", answer) for answer in answers), ("id", id_)]
@@ -92,7 +97,8 @@ def parse_row(row: Row, origin: Origin, number: int) -> Question:
 
 
 def can_be_answered(question: Question) -> bool:
-    """Whether any prediction can be right: some gold answers ("The The", "!!!") are empty after normalisation."""
+    """Whether any prediction can be right: there may be no gold answers, and some ("The The", "!!!") are empty after
+    normalisation."""
     return any(map(normalize_answer, question.answers))
 
 
@@ -100,7 +106,7 @@ def answers_of(values: Mapping[str, Any], where: str) -> list[str]:
     """`values` by folded names. Raises: ConfigError naming the row, the column and what is wrong."""
     places = list(_places(values))
     if not places:
-        there = f"the row has {columns.shown(values)}; it needs {columns.NEEDED}"
+        there = f"the row has {columns.shown(values)}; it needs {columns.NEEDED}; {_WITHOUT}"
         raise ConfigError(f"{where}: 'golden_answers' must be a list of non-blank texts, got None; {there}")
     (name, value), *others = places
     answers = _texts(value, where, name)
@@ -113,6 +119,12 @@ def answers_of(values: Mapping[str, Any], where: str) -> list[str]:
     for alias, value in _aliases(values):
         answers = _with(answers, _texts(value, where, alias), _LISTED)  # "Trinidad and Tobago" is no list of its parts
     return list(dict.fromkeys(answers))
+
+
+def _has_answers(values: Mapping[str, Any]) -> bool:
+    """Whether a column holds any: "" and [] are none."""
+    found = [read_literal(value) for _, value in _places(values)]
+    return any(value.strip() if isinstance(value, str) else value != [] for value in found)
 
 
 def _with(answers: list[str], listed: list[str], join: re.Pattern[str] = _JOINED) -> list[str]:

@@ -111,6 +111,8 @@ class Environment:
     Settings: ClassVar[type[EnvironmentSettings]] = EnvironmentSettings
     uses_retriever: ClassVar[bool] = False
     """Whether its episodes search. A run without such an environment needs no retriever."""
+    needs_answers: ClassVar[bool] = False
+    """Whether its score compares with gold answers: a question without any is refused then."""
     stops: ClassVar[tuple[str, ...]] = ()
     """A turn ends with the first of these texts that the policy writes, or with the end-of-text token."""
 

@@ -52,6 +52,7 @@ class SearchEnvironment(Environment):
     Settings = SearchSettings
     settings: SearchSettings
     uses_retriever = True
+    needs_answers = True
     stops: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
 
     @property

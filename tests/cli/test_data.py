@@ -67,6 +67,20 @@ def test_answers_that_scoring_makes_blank_are_warned_about_and_no_problem(cusear
     assert "(line 2: 'The The'; line 3: 'The The'; line 4: 'The The'; …)" in output
 
 
+def test_questions_without_gold_answers_are_taken_with_the_config_of_a_run_that_needs_none(
+    cusearch, write, atlas_config
+):
+    path = write({"question": "Write of Pinsk."}, {"question": "Write of Brest."})
+    status, output = cusearch("data", "check", path)
+    assert status == 1
+    assert "0 good rows, 0.0 answers each; 2 problems" in output
+    own = ("--config", str(atlas_config), "--environment.search.reward", "docs.examples.rewards:brief")
+    status, output = cusearch("data", "check", path, *own)
+    assert status == 0
+    assert "2 have no gold answers: EM and F1 are 0, and only a reward of yours scores them" in output
+    assert output.count("gold answers: none") == 2
+
+
 def test_lengths_are_checked_by_a_runs_model_and_template_and_else_said_not_to_be(cusearch, write, atlas_config):
     path = write(GOOD, GOOD | {"id": "2", "question": "who " * 500})
     status, output = cusearch("data", "check", path)

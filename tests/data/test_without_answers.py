@@ -1,0 +1,103 @@
+"""Questions without gold answers: for rewards of one's own, and refused where something compares with answers."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from cusearch_async.algorithm.answers import exact_match, f1_score, sub_exact_match
+from cusearch_async.config import load_config
+from cusearch_async.data.questions import first_question, load_eval_questions, load_run_questions
+from cusearch_async.environments import NoSearch
+from cusearch_async.environments.base import Episode
+from cusearch_async.errors import ConfigError
+from cusearch_async.types import Segment
+
+REWARD = '[environment.e]\nreward = "docs.examples.rewards:brief"\n'
+AGENT = '[environment.e]\nname = "agent"\nagent = "docs.examples.agent:answer"\n'
+OWN = '[environment.e]\nname = "tests.environments.echo:Echo"\n'
+REFUSED = (
+    r"'golden_answers' must be .*, got None; the row has .*; without gold answers set environment\.LABEL\.reward, or"
+)
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Of a run that asks, and is evaluated with, the rows of a file."""
+
+    def load(text, rows, name="mine.jsonl"):
+        source = tmp_path / name
+        if name.endswith(".parquet"):
+            pd.DataFrame(rows).to_parquet(source)
+        elif name.endswith(".csv"):
+            pd.DataFrame(rows).to_csv(source, index=False)
+        else:
+            source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "run.toml").write_text(
+            f"run.name = 'r'\ndata.source = '{source}'\neval.suite = '{source}'\n" + text
+        )
+        return load_config(tmp_path / "run.toml")
+
+    return load
+
+
+@pytest.mark.parametrize("text", [REWARD, AGENT, OWN])
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.csv", "mine.parquet"])
+def test_they_are_read_where_a_reward_of_ones_own_may_score_them(config, caplog, text, name):
+    run = config(text, [{"question": "Write of Pinsk."}, {"question": "Write of Brest."}], name)
+    found = [*load_run_questions(run).all, *load_eval_questions(run), first_question(run, "e")]
+    assert [(one.text, one.answers) for one in found[:2]] == [("Write of Pinsk.", ()), ("Write of Brest.", ())]
+    assert {one.answers for one in found} == {()}
+    (said,) = caplog.messages
+    assert said.startswith("2 of 2 questions have no gold answers: EM and F1 are 0, and only a reward of yours scores")
+
+
+@pytest.mark.parametrize("blank", [None, "", " ", [], "[]"])
+def test_blank_gold_answers_are_none_there_and_others_are_read(config, blank):
+    rows = [
+        {"question": "a", "golden_answers": blank, "extra_info": {"rubric": "short"}},
+        {"question": "b", "reward_model": {"style": "rubric", "ground_truth": blank}},
+        {"question": "c", "golden_answers": ["me"]},
+    ]
+    found = load_run_questions(config(REWARD, rows)).all
+    assert [one.answers for one in found] == [(), (), ("me",)]
+    assert found[0].metadata["rubric"] == "short"
+
+
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.csv", "mine.parquet"])
+@pytest.mark.parametrize(
+    "text", ["", "retriever.backend = 'zerosearch'\n" + REWARD, "retriever.backend = 'zerosearch'\n" + AGENT]
+)
+def test_they_are_refused_where_a_reward_or_a_simulated_engine_needs_answers(config, text, name):
+    run = config(text, [{"question": "Write of Pinsk."}], name)
+    for read in (load_run_questions, load_eval_questions, lambda run: first_question(run, next(iter(run.environment)))):
+        with pytest.raises(ConfigError, match=REFUSED):
+            read(run)
+
+
+def test_an_agent_that_does_not_search_needs_none_behind_a_simulated_engine(config):
+    run = config(f"retriever.backend = 'zerosearch'\n{AGENT}searches = false\n", [{"question": "Write of Pinsk."}])
+    assert [one.answers for one in load_run_questions(run).all] == [()]
+
+
+def test_a_judge_needs_answers_to_compare_with(config):
+    run = config(f"eval.judge.url = 'http://127.0.0.1:1/v1'\n{REWARD}", [{"question": "Write of Pinsk."}])
+    assert len(load_run_questions(run).all) == 1
+    with pytest.raises(ConfigError, match=REFUSED):
+        load_eval_questions(run)
+
+
+async def test_em_and_f1_are_0_and_the_reward_is_ones_own(config):
+    run = config(
+        REWARD.replace("docs.examples.rewards:brief", "tests.environments.rewards:half"),
+        [{"question": "Write of Pinsk."}],
+    )
+    (question,) = load_run_questions(run).all
+    episode = Episode(question=question, ticket=0, rollout=0, segments=[Segment("model", "<answer>Pinsk</answer>")])
+    environment = run.environment["e"].make(NoSearch())
+    score = await environment.final_score(episode)
+    assert (score.em, score.f1, score.prediction) == (0.0, 0.0, "Pinsk")
+    assert score.reward == 0.5
+    assert [compare("Pinsk", ()) for compare in (exact_match, sub_exact_match, f1_score)] == [0.0] * 3
