@@ -176,7 +176,7 @@ def held_out_world(config: Config) -> World | None:
 
 
 def load_corpus(corpus: str) -> Sequence[Passage]:
-    """Passages: `atlas`, `atlas-prose`, or a JSONL file of {"id", "contents"}.
+    """Passages: `atlas`, `atlas-prose`, or those of a file (see retrieval/corpus.py).
 
     Raises: ConfigError naming the file, the line and the field."""
     embedded = {"atlas": lambda: load_facts().passages(), "atlas-prose": prose.passages}

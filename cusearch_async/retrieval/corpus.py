@@ -1,19 +1,22 @@
-"""A corpus in a file of Search-R1's JSON lines, memory-mapped. A JSON array, or a .gz file, is held in memory."""
+"""A corpus in a file of Search-R1's JSON lines, or a .tsv like DPR's psgs_w100.tsv, memory-mapped. A JSON array, or a
+.gz file, is held in memory."""
 
 from __future__ import annotations
 
 import codecs
+import csv
 import gzip
 import itertools
 import json
 import logging
 import mmap
+import sys
 import zlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import xxhash
@@ -33,8 +36,11 @@ _TEXTS = ("text", "paragraph_text", "passage")
 """Columns of corpora without `contents`: BEIR's, BrowseComp-Plus's, HippoRAG's."""
 
 
+_FORMS = 'lines of {"id", "contents"}, or a .tsv with a header like id, text, title'
+
+
 class Corpus(Sequence[Passage]):
-    """Passages of {"id", "contents"} lines. Only the places where lines begin are in memory: 8 bytes a passage."""
+    """Passages of a file's lines. Only the places where lines begin are in memory: 8 bytes a passage."""
 
     def __init__(self, path: Path, on_progress: OnProgress = lambda done, total: None) -> None:
         """Reads every line once; progress is in bytes. Duplicate ids are logged.
@@ -42,13 +48,14 @@ class Corpus(Sequence[Passage]):
         Raises: ConfigError naming the file, the line and the field."""
         self._path = path
         self._text = _mapped(path)
+        self._header = _header(self._text, path)
         starts: list[int] = []
         ids = array("Q")
-        position = 0
-        for number, line in enumerate(iter(self._text.readline, b""), start=1):
+        position = self._text.tell()
+        for number, line in _lines(self._text, self._header):
             if line.strip():
                 where = f"{path}, line {number}"
-                passage = _read_line(line, where)
+                passage = _read_line(line, where, self._header)
                 if half := half_character(passage["contents"]):
                     raise ConfigError(f"{where}: 'contents' contains an unpaired surrogate, {half}; fix the text")
                 ids.append(xxhash.xxh3_64_intdigest(passage["id"].encode(errors="surrogatepass")))
@@ -72,6 +79,7 @@ class Corpus(Sequence[Passage]):
         """A corpus that was read before; `starts_of` gives the `starts` of the corpus with a fingerprint."""
         corpus = cls.__new__(cls)
         corpus._path, corpus._text = path, _mapped(path)
+        corpus._header = _header(corpus._text, path)
         corpus.starts = starts_of(corpus.fingerprint)
         return corpus
 
@@ -92,18 +100,28 @@ class Corpus(Sequence[Passage]):
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
-        return _read_line(self._text[self.starts[row] : self.starts[row + 1]], f"{self._path}, row {row}")
+        line = self._text[self.starts[row] : self.starts[row + 1]]
+        return _read_line(line, f"{self._path}, row {row}", self._header)
 
 
 def read_start(path: Path, most: int) -> None:
     """Read the first `most` lines. Raises: ConfigError naming the file, the line and the field."""
-    for number, line in enumerate(itertools.islice(iter(_mapped(path).readline, b""), most), start=1):
+    text = _mapped(path)
+    header = _header(text, path)
+    for number, line in itertools.islice(_lines(text, header), most):
         if line.strip():
-            _read_line(line, f"{path}, line {number}")
+            _read_line(line, f"{path}, line {number}", header)
+
+
+def _lines(text: mmap.mmap, header: Sequence[str]) -> Iterator[tuple[int, bytes]]:
+    """(number, line) of each line after the header."""
+    return enumerate(iter(text.readline, b""), start=2 if header else 1)
 
 
 def _mapped(path: Path) -> mmap.mmap:
     """The file, or what it has packed or in an array. Raises: ConfigError."""
+    if path.suffix in (".csv", ".parquet"):
+        raise ConfigError(f"retriever.corpus {path} is a {path.suffix} file; it needs {_FORMS}")
     try:
         with path.open("rb") as file:
             if path.suffix != ".gz" and file.peek(1).removeprefix(_BOM).lstrip()[:1] != b"[":
@@ -116,8 +134,11 @@ def _mapped(path: Path) -> mmap.mmap:
         mapped.seek(0)
         return mapped
     except ValueError as error:  # empty
-        raise ConfigError(f'retriever.corpus {path} is empty; it needs lines of {{"id", "contents"}}') from error
+        raise ConfigError(f"retriever.corpus {path} is empty; it needs {_FORMS}") from error
     except (OSError, EOFError, zlib.error) as error:
+        if str(path).startswith("hf:"):
+            remedy = "get it from the Hub with `hf download`, and give its path"
+            raise ConfigError(f"retriever.corpus {path} must be a file of this machine; {remedy}") from error
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"retriever.corpus: cannot read {path}: {reason}; choose another") from error
 
@@ -133,8 +154,27 @@ def _as_lines(text: bytes, path: Path) -> bytes:
     return b"".join(json.dumps(passage).encode() + b"\n" for passage in passages)
 
 
-def _read_line(line: bytes, where: str) -> Passage:
-    """Raises: ConfigError naming the line and the field."""
+def _header(text: mmap.mmap, path: Path) -> list[str]:
+    """The columns of a .tsv, whose first line is then read; empty for JSON lines. Raises: ConfigError."""
+    if not path.name.removesuffix(".gz").endswith(".tsv"):
+        return []
+    csv.field_size_limit(sys.maxsize)  # passages may be long
+    names = [name.strip().lower() for name in _cells(text.readline(), f"{path}, line 1")]
+    if {*names}.isdisjoint(_IDS) or {*names}.isdisjoint(("contents", *_TEXTS)):
+        raise ConfigError(f"{path}, line 1: must be a header like id, text, title, got {', '.join(names):.200}")
+    return names
+
+
+def _cells(line: bytes, where: str) -> list[str]:
+    """Of a line of a .tsv; as in CSV, one with a quotation mark is in quotation marks. Raises: ConfigError."""
+    try:
+        return next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")], delimiter="\t"), [])
+    except (ValueError, csv.Error) as error:
+        raise ConfigError(f"{where}: is not TSV: {error}") from error
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    """Raises: ConfigError naming the line."""
     try:
         row = json.loads(line.decode("utf-8-sig"))  # which drops the mark at the beginning of a file
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5,000 digits; nesting
@@ -143,6 +183,20 @@ def _read_line(line: bytes, where: str) -> Passage:
         raise ConfigError(f"{where}: is not JSON: {error}{remedy}") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
+    return row
+
+
+def _record(line: bytes, where: str, header: Sequence[str]) -> dict[str, Any]:
+    """The cells of a line that are not empty. Raises: ConfigError."""
+    cells = _cells(line, where)
+    if len(cells) != len(header):
+        raise ConfigError(f"{where}: has {len(cells)} cells, and the header {len(header)}")
+    return {name: cell for name, cell in zip(header, cells, strict=True) if cell}
+
+
+def _read_line(line: bytes, where: str, header: Sequence[str]) -> Passage:
+    """`header`: the columns of a .tsv. Raises: ConfigError naming the line and the field."""
+    row = _record(line, where, header) if header else _object(line, where)
     text = next((row[name] for name in _TEXTS if isinstance(row.get(name), str) and row[name].strip()), None)
     title = row.get("title")
     title = " ".join(str(title).split()) if isinstance(title, str | int) else ""  # pandas writes NaN for none

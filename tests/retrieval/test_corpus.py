@@ -14,7 +14,7 @@ from cusearch_async.config import Bm25Config, RetrieverConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval import bm25, indexing
 from cusearch_async.retrieval.bm25 import Bm25Index
-from cusearch_async.retrieval.corpus import Corpus
+from cusearch_async.retrieval.corpus import Corpus, read_start
 
 ROWS = [
     {"id": "0", "contents": '"Peru"\nThe capital of Peru is Lima.'},
@@ -81,6 +81,35 @@ def test_a_title_and_a_text_are_a_passage(write, row):
     assert list(Corpus(write(*lines([row])))) == [{"id": "7", "contents": '"Tamsk"\nTamsk has a bell.'}]
 
 
+PSGS = (
+    b"id\ttext\ttitle\r\n"
+    b'1\t"Tamsk (""the bell"") has a bell."\tTamsk\r\n\n'
+    b'2\tOrvela is a mill, isn\'t it?\t"Orvela ""Mill"""\n'
+    b"3\tNo title.\t"
+)
+"""As DPR's psgs_w100.tsv: cells with quotation marks are in such, which are doubled in them."""
+
+
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"], ids=["", "BOM"])
+@pytest.mark.parametrize("packed", [False, True], ids=["", "gz"])
+def test_a_table_of_dpr_is_a_corpus(tmp_path, packed, bom):
+    path = tmp_path / ("psgs.tsv" + ".gz" * packed)
+    path.write_bytes(gzip.compress(bom + PSGS) if packed else bom + PSGS)
+    corpus = Corpus(path)
+    assert list(corpus) == [
+        {"id": "1", "contents": '"Tamsk"\nTamsk ("the bell") has a bell.'},
+        {"id": "2", "contents": '"Orvela "Mill""\nOrvela is a mill, isn\'t it?'},
+        {"id": "3", "contents": "No title."},
+    ]
+    read_start(path, 2)
+    again = Corpus.opened(path, lambda _: corpus.starts)
+    assert list(again) == list(corpus)
+
+
+def test_a_long_passage_of_a_table_is_read(write):
+    assert len(Corpus(write(b"ID\tcontents\n7\t" + b"a" * 200_000, name="c.tsv"))[0]["contents"]) == 200_000
+
+
 @pytest.mark.parametrize("title", [float("nan"), None, "", " "])
 def test_a_title_that_is_none_is_left_out(write, title):
     """pandas writes NaN."""
@@ -96,6 +125,24 @@ def test_a_title_that_is_none_is_left_out(write, title):
         ("c.json", None, r"cannot read .*c\.json"),
         ("c.json.gz", b"[]", r"cannot read .*c\.json\.gz: Not a gzipped file"),
         ("c.jsonl", '{"id": 1}'.encode("utf-16"), r"line 1: is not JSON: .*; it seems to be UTF-16: save it as UTF-8"),
+        ("c.tsv", b"0\ta text\n", r"c\.tsv, line 1: must be a header like id, text, title, got 0, a text"),
+        ("c.tsv", b"id\ttext\n1\ta\tb\n", r"c\.tsv, line 2: has 3 cells, and the header 2"),
+        ("c.tsv", b'id\ttext\ttitle\n1\t"a\tb\n', r"c\.tsv, line 2: has 2 cells, and the header 3"),
+        (
+            "c.tsv",
+            b"id\ttext\n1\t\n",
+            r"c\.tsv, line 2: 'contents' must be non-blank text, got None; its fields are id",
+        ),
+        ("c.tsv", b"id\ttext\n\ta\n", r"c\.tsv, line 2: has no 'id'"),
+        ("c.tsv", b"id\ttext\n1\t\xe9\n", r"c\.tsv, line 2: is not TSV: 'utf-8' codec"),
+        ("c.tsv", b"id\ttext\n1\ta\rb\n", r"c\.tsv, line 2: is not TSV: new-line character"),
+        ("c.tsv", b"id\ttext\n", r"c\.tsv holds no passages"),
+        (
+            "c.csv",
+            b"id,text\n",
+            r"c\.csv is a \.csv file; it needs lines of \{\"id\", \"contents\"\}, or a \.tsv with a header",
+        ),
+        ("c.parquet", b"PAR1", r"c\.parquet is a \.parquet file; it needs lines of"),
         ("c.jsonl", b'{"id": 1, "body": "x"}', r"'contents' must be non-blank text, got None; its fields are id, body"),
     ],
 )
@@ -104,6 +151,11 @@ def test_a_corpus_that_cannot_be_read_is_named_in_one_line(tmp_path, name, conte
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=said):
         Corpus(tmp_path / name)
+
+
+def test_a_corpus_on_the_hub_is_asked_for_as_a_file():
+    with pytest.raises(ConfigError, match=r"retriever\.corpus hf:o/n/c\.jsonl must be a file of .* `hf download`, and"):
+        Corpus(Path("hf:o/n/c.jsonl"))
 
 
 @pytest.mark.parametrize(
