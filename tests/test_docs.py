@@ -178,7 +178,7 @@ def test_the_last_lines_that_the_page_quotes_are_those_of_the_code():
 
 
 def test_every_setting_that_a_page_names_exists():
-    of_python = {"episode.memory", "episode.seed"}  # what extending.md's environments are given
+    of_python = {"episode.memory", "episode.seed", "episode.question.metadata"}  # for environments and rewards
     keys = {*known_keys(), *run_folder.CHILDREN, run_folder.MARKER, *of_python}
     sections = {key.partition(".")[0] for key in known_keys() if "." in key}
     pages = [DOCS.parent / "README.md", *(path for path in DOCS.glob("*.md"))]
