@@ -100,6 +100,7 @@ class AgentRunner(EpisodeRunner):
                 api_key=key,
                 model=MODEL,
                 environment=question.environment,
+                metadata=question.metadata,
                 search=turns.search,
                 search_url=f"{url}/search",
             )

@@ -26,7 +26,7 @@ from tests.conftest import SLOW
 from tests.fakes import FakeSearch, ScriptedPolicy
 
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-QUESTION = Question(id="q", text="Where?", answers=("5",), category="x", environment="a")
+QUESTION = Question(id="q", text="Where?", answers=("5",), category="x", environment="a", metadata={"rubric": "short"})
 FOUND = {"Pinsk": ["Pinsk is in Belarus."], "Belarus": ["Its capital is Minsk.", "It has 5 parts."]}
 
 

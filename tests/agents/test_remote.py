@@ -76,6 +76,7 @@ async def test_a_program_elsewhere_takes_an_episode_and_ends_it():
     async with running(scene) as episode:
         task = await take(address)
         assert (task["question"], task["question_id"], task["model"]) == ("Where?", "q", "policy")
+        assert task["metadata"] == {"rubric": "short"}
         assert task["base_url"].startswith(f"{address}/sessions/")
         assert await ask(task, task["question"]) == "search: Pinsk"
         assert (await posted(task, task["search_url"], {"query": "Pinsk"}))["documents"] == ["Pinsk is in Belarus."]

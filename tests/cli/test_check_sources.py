@@ -143,6 +143,14 @@ def test_questions_that_cannot_be_used_are_an_error(tmp_path, atlas_config, name
     assert (found.status, said in found.text) == ("error", True), found
 
 
+def test_questions_without_gold_answers_are_fine_where_a_reward_scores_them(tmp_path, atlas_config):
+    source = tmp_path / "mine.jsonl"
+    source.write_text('{"question": "Write of Pinsk."}\n')
+    own = ("--data.source", str(source), "--environment.search.reward", "docs.examples.rewards:brief")
+    assert findings(*own, path=atlas_config)["data.source"].status == "ok"
+    assert findings(*own[:2], path=atlas_config)["data.source"].status == "error"
+
+
 @pytest.fixture
 def one_question(tmp_path) -> str:
     """Reads faster than those of the atlas."""

@@ -23,6 +23,7 @@ from cusearch_async.data.questions import (
     has_held_out,
     labelled,
     load_questions,
+    needs_answers,
     searches_another_world,
 )
 from cusearch_async.environments import NoSearch
@@ -73,7 +74,8 @@ def _questions(key: str, source: str, environment: str, config: Config, tokenize
     elif source not in WORLDS and not Path(source).exists():
         return Finding("not reachable", key, f"{source} does not exist")
     try:
-        questions = labelled(load_questions([source]), environment)
+        read = load_questions([source], needs_answers=needs_answers(config, environment))
+        questions = labelled(read, environment)
         if tokenizer is not None:
             environments = config.environments(NoSearch())
             check_lengths(questions, environments, tokenizer, config.episode, config.model.template_arguments)
