@@ -69,6 +69,16 @@ HEALTHY: dict[str, list[Row]] = {
         }
         for n in range(30)
     ],
+    "questions without gold answers": [
+        {
+            "reward/all": 0.1 + 0.02 * n,
+            "reward/em": 0.0,
+            "reward/answered": 1.0,
+            "reward/compared": 0.0,
+            "train/entropy": max(0.1, 1 - 0.05 * n),
+        }
+        for n in range(30)
+    ],
     "a tool that is seldom used": [
         {"depth/mean": 0.01 * (1 + n % 5), "depth/generated": [99, 1], "reward/em": 0.5} for n in range(40)
     ],

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     settings = load_config(arguments.config, overrides).retriever
     if settings.index is None or settings.corpus in EMBEDDED:
         raise ConfigError(
-            "retriever.index must name the folder to write, and retriever.corpus must name a JSONL file (the embedded "
+            "retriever.index must name the folder to write, and retriever.corpus must name a file (the embedded "
             f"corpus is indexed in memory); got index {settings.index} and corpus {settings.corpus!r}"
         )
     refuse_unwritable(settings.index / MANIFEST, "retriever.index")  # the corpus takes up to an hour to read

@@ -133,7 +133,7 @@ class RetrieverConfig(Section):
     options: Shared[dict[str, Any]] = Field({})
     """Keyword arguments of your own backend."""
     corpus: Shared[Location] = "atlas"
-    """bm25 and dense: `atlas`, `atlas-prose`, or a JSONL file of {"id", "contents"}."""
+    """bm25 and dense: `atlas`, `atlas-prose`, or a file of {"id", "contents"} lines, or a .tsv like DPR's."""
     index: Free[Folder | None] = None
     """bm25 and dense: a folder that `cusearch index` has written; None: an index in memory, built at each start."""
     topk: Shared[int] = Field(3, ge=1, le=MAX_TOPK)

@@ -63,6 +63,7 @@ def describe_step(
         "reward/f1": _mean(t.f1 for t in everyone),
         "reward/format_valid": _mean(t.format_valid for t in everyone),
         "reward/answered": _mean(t.prediction is not None for t in everyone),
+        "reward/compared": _mean(bool(t.answers) for t in everyone),
         "depth/mean": _mean(t.depth for t in everyone),
         "depth/generated": _histogram(everyone, s_max),
         "depth/selected": _histogram(selected, s_max),

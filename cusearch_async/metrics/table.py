@@ -40,6 +40,7 @@ FAMILIES = (
             Metric("reward/f1", "share", "mean F1 over the pool"),
             Metric("reward/format_valid", "share", "episodes in the right format"),
             Metric("reward/answered", "share", "episodes that end with an answer"),
+            Metric("reward/compared", "share", "episodes whose question has gold answers"),
             Metric("depth/mean", "searches", "mean search depth of the pool"),
             Metric("depth/mean_trained", "searches", "of the selected"),
             Metric("depth/generated", "trajectories [S+1]", "the pool by depth"),

@@ -41,10 +41,10 @@ def speed_on_cpu(config: Config, shape: ModelShape) -> Finding | None:
         torch.set_num_threads(threads)
     own = config.model.dtype
     other = next(dtype for dtype in per_token if dtype != own)
+    trained = config.method.budget if config.has_budget else config.pool.size
     text = (
         f"one core trains about {1 / per_token[own]:.0f} tokens a second in {own}, {1 / per_token[other]:.0f} in "
-        f"{other}; {config.method.budget} trajectories of {LENGTH} tokens take about "
-        f"{config.method.budget * LENGTH * per_token[own]:.0f} s"
+        f"{other}; {trained} trajectories of {LENGTH} tokens take about {trained * LENGTH * per_token[own]:.0f} s"
     )
     if per_token[own] > SLOWER * per_token[other]:
         return Finding("warning", "speed", f"{text}: set model.dtype = '{other}'")
