@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from cusearch_async.cli.parts.arguments import add_config, parsed
-from cusearch_async.cli.preflight import gpus, machine, memory, sizing, sources, workload
+from cusearch_async.cli.preflight import gpus, machine, memory, options, sizing, sources, workload
 from cusearch_async.cli.preflight.finding import Finding, table
 from cusearch_async.cli.preflight.gpus import Device, device_of
 from cusearch_async.cli.preflight.shapes import ModelShape, shape_of
@@ -66,6 +66,7 @@ def check(config: Config, shape: ModelShape | None, device: Device | None) -> It
     if device is not None:
         yield gpus.named_gpus(config)
     yield from gpus.gpus_here(config)
+    yield from options.vllm_options(config)
     yield machine.open_files(config)
     yield from sources.files(config, tokenizer)
     yield from sources.own_code(config)

@@ -196,6 +196,15 @@ def test_memory_that_no_stage_makes_fit_has_another_advice():
     found = findings("--learner.gradient_checkpointing", "false")["learner memory"]
     assert found.status == "error"
     assert "learner.gradient_checkpointing" in found.text
+    assert "learner.lora.rank" in found.text
+
+
+def test_what_is_set_is_no_advice():
+    offload = ("--learner.deepspeed.zero_optimization.offload_optimizer.device", "cpu")
+    found = findings("--learner.gradient_checkpointing", "true", *offload, gib=8)["learner memory"]
+    assert found.status == "error"
+    others = "a smaller learner.micro_batch_tokens, learner.reference = 'cpu' or learner.lora.rank"
+    assert found.text.endswith(f"; use more learner.ranks, {others}")
 
 
 def test_memory_that_barely_fits_is_a_warning():
@@ -318,8 +327,10 @@ def test_methods_that_train_on_whole_groups_have_no_singletons(name, text):
 
 
 def test_a_warm_up_that_is_longer_than_the_run_is_a_warning():
-    assert "learner.warmup_steps" not in findings("--learner.warmup_steps", "9", "--run.steps", "10")
-    found = findings("--learner.warmup_steps", "10", "--run.steps", "10")["learner.warmup_steps"]
+    """Step W - 1 of a warm-up of W steps has learner.lr."""
+    for steps in ("10", "0"):
+        assert "learner.warmup_steps" not in findings("--learner.warmup_steps", "10", "--run.steps", steps)
+    found = findings("--learner.warmup_steps", "11", "--run.steps", "10")["learner.warmup_steps"]
     assert (found.status, "never reaches learner.lr" in found.text) == ("warning", True)
 
 

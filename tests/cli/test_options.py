@@ -1,0 +1,33 @@
+"""Options of vLLM that are misspelled are seen before an engine is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+
+from cusearch_async.cli.preflight import options
+from cusearch_async.config import load_config
+from tests.cli.test_check import BASE
+
+
+def test_an_option_that_vllm_does_not_have_is_an_error():
+    config = load_config(BASE, ["--rollout.vllm.gpu_mem", "0.5"])
+    (found,) = options.vllm_options(config)
+    assert (found.status, found.what) == ("error", "rollout.vllm")
+    assert found.text.startswith("rollout.vllm.gpu_mem: vLLM 0.32.0 has no such option")
+
+
+def test_those_that_it_has_and_those_that_nobody_knows_are_none(monkeypatch):
+    assert not [*options.vllm_options(load_config(BASE, ["--rollout.vllm.max_logprobs", "3"]))]
+    monkeypatch.setattr(options, "find_spec", lambda _: None)
+    assert not [*options.vllm_options(load_config(BASE, ["--rollout.vllm.gpu_mem", "0.5"]))]
+
+
+@pytest.mark.system
+def test_its_source_says_what_is_imported():
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    assert options.engine_options() == {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert "torch" in sys.modules
