@@ -65,7 +65,7 @@ AGENTS = {
         "            raise\n        finally:",
     ),
     "a dead engine is an agent's failure": (TURNS, "if not isinstance(error, EpisodeFailed):", "if False:"),
-    "a limit fails the episode": (EPISODES, "if turns.is_at_limit or (", "if (False and turns) or ("),
+    "a limit fails the episode": (EPISODES, "if turns.at_limit or (", "if (False and turns) or ("),
     "there is no last turn": (TURNS, "if self._begun > settings.s_max:", "if False:"),
     "a row outgrows the engine": (TURNS, "settings.max_tokens - most - len(row.tape.token_ids)", "1 << 30"),
     "greedy episodes have a seed": (TURNS, "episode.seed if self._temperature > 0 else None", "episode.seed"),

@@ -16,6 +16,8 @@ from cusearch_async.agents.conversation import Message, Tools
 from cusearch_async.config import EpisodeConfig
 
 MODEL = "policy"
+IGNORES = "leave it out, or name it in environment.LABEL.ignores"
+"""What to do about a field that is refused."""
 MAX_BODY_BYTES = 16 << 20
 
 
@@ -83,7 +85,7 @@ class Fields:
             value = self._given.pop(field, allowed[0])
             if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
                 possible = " or ".join(map(json.dumps, allowed))
-                raise Refused(f"{field} must be {possible}, got {json.dumps(value):.200}", field)
+                raise Refused(f"{field} must be {possible}, got {json.dumps(value):.200}; {IGNORES}", field)
 
     def take(self, field: str, otherwise: Any = None) -> Any:
         return self._given.pop(field, otherwise)
@@ -93,7 +95,7 @@ class Fields:
         given = self.take("temperature", settings.temperature)
         if given != settings.temperature:
             text = f"temperature must be the run's, {settings.temperature:g} (episode.temperature), got {given!r:.200}"
-            raise Refused(f"{text}; leave it out", "temperature")
+            raise Refused(f"{text}; {IGNORES}", "temperature")
 
     def take_limit(self, names: Sequence[str], settings: EpisodeConfig) -> int:
         """The most tokens of the turn. Raises: Refused."""
@@ -128,7 +130,8 @@ class Fields:
         )
         if self._given:
             field = next(iter(self._given))
-            raise Refused(f"{field:.200} is not supported here; leave it out", field[:200])
+            also = "set model.chat_template instead, and " if field == "chat_template_kwargs" else ""
+            raise Refused(f"{field:.200} is not supported here; {also}{IGNORES}", field[:200])
         return found
 
 

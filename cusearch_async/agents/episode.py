@@ -14,6 +14,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
+from cusearch_async.agents import blocking
 from cusearch_async.agents.api import MODEL
 from cusearch_async.agents.conversation import end_of_turn, further_ends, special_tokens
 from cusearch_async.agents.gateway import Gateway, Session
@@ -64,6 +65,9 @@ class AgentRunner(EpisodeRunner):
         if len(addresses) > 1:
             raise ConfigError(f"environment.LABEL.remote must be the same for all, got {', '.join(sorted(addresses))}")
         self._prepared: asyncio.AbstractEventLoop | None = None
+        self._functions = [one.name for one in environments.values() if isinstance(one, AgentEnvironment) and one.agent]
+        self.limits_met: set[str] = set()
+        """Limits of an episode at which one has ended without an answer."""
         self._remote = Remote(agents_token()) if addresses else None
         self._gateway = Gateway(settings, next(iter(addresses), ""), self._remote, -1 if is_evaluator else 0)
         parsers = {label: parser_of(label, own, tokenizer, template_arguments) for label, own in agents.items()}
@@ -73,12 +77,14 @@ class AgentRunner(EpisodeRunner):
         self.chat = ChatPolicy(policy, tokenizer, settings, seed, template_arguments, parsers, end, further, special)
 
     def _prepare(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Once: threads for all, as what else runs in them must not wait for programs that wait there; and tasks that
-        may exit."""
+        """Once: threads for all, as what else runs in them must not wait for programs that wait there; tasks that may
+        exit; and a watch on programs that block the loop."""
         if self._prepared is not loop:
             self._prepared = loop
             loop.set_default_executor(ThreadPoolExecutor(THREADS, "work"))
             loop.set_task_factory(_make_task)
+            if self._functions:
+                blocking.watch(loop, " or ".join(self._functions))
 
     async def run(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
@@ -152,17 +158,25 @@ class AgentRunner(EpisodeRunner):
             failed = EpisodeFailed(f"{name} failed: CancelledError: it has cancelled itself")
         elif isinstance(returned := program.result(), BaseException):
             why = f"{type(returned).__name__}: {first_line(returned)}"
-            failed = EpisodeFailed(f"{name} failed: {why}{session.refused}")
+            refused = "" if session.refusal in why else session.refused
+            failed = EpisodeFailed(f"{name} failed: {why}{refused}")
             failed.__cause__ = returned
         if turns.outage is not None:  # whatever the program made of it
             raise turns.outage
         ending = returned if isinstance(returned, Ending) else Ending(None if failed else returned)
         is_the_policys = turns.may_fail and not limit.has_expired
-        if turns.is_at_limit or (failed is not None and is_the_policys):
+        if turns.at_limit:
+            self._tell_of_limit(name, turns.at_limit)
+        if turns.at_limit or (failed is not None and is_the_policys):
             return Ending(None, ending.stderr if failed is None else str(failed))
         if failed is not None:
             raise failed
         return replace(ending, result=_checked(ending.result, name))
+
+    def _tell_of_limit(self, name: str, limit: str) -> None:
+        if limit not in self.limits_met:
+            self.limits_met.add(limit)
+            log.warning("%s asked for more than %s: its episode ended without an answer, as others will", name, limit)
 
 
 def _checked(result: object, name: str) -> str | float | None:

@@ -109,8 +109,8 @@ class Turns:
         """While at least one search was under way."""
         self._searches, self._searches_since = 0, 0.0
         self.ignored_fields = 0
-        self.is_at_limit = False
-        """Whether the newest request was refused at a limit of the episode."""
+        self.at_limit = ""
+        """The limit of the episode at which the newest request was refused."""
         self.was_at_limit = False
         self._mistakes: set[int] = set()
         """Turns in which the policy did something wrong that no sound turn has followed."""
@@ -243,22 +243,26 @@ class Turns:
         characters += sum(len(call.arguments) for message in new for call in message.tool_calls)
         characters += 0 if known else _length(request.tools)
         if characters > most:
-            self.is_at_limit = self.was_at_limit = True
+            self.at_limit, self.was_at_limit = f"the {most} characters of an episode's tokens", True
             text = f"the new messages have {characters} characters, more than the tokens of an episode can ({most})"
             raise Refused(text, "messages", "context_length_exceeded")
 
     def _refuse_beyond_limits(self, row: _Row, length: int, most: int, settings: EpisodeConfig) -> None:
+        self.at_limit = ""
         limits = {"is left of the row": settings.max_tokens - most - len(row.tape.token_ids)}
         if row.tape.logprobs:
             limits["episode.max_observation_tokens"] = settings.max_observation_tokens
         elif row is self.rows[0]:
             limits["episode.max_prompt_tokens"] = settings.max_prompt_tokens
         name = min(limits, key=lambda name: limits[name])
-        self.is_at_limit = self._begun > settings.s_max or length > limits[name]
-        self.was_at_limit |= self.is_at_limit
         if self._begun > settings.s_max:
-            raise Refused(f"the episode has had its {settings.s_max + 1} turns (episode.s_max)", code="turn_limit")
-        if self.is_at_limit:
+            turns = f"{settings.s_max + 1} turns (episode.s_max)"
+            self.at_limit, self.was_at_limit = turns, True
+            raise Refused(f"the episode has had its {turns}", code="turn_limit")
+        if length > limits[name]:
+            is_rows = name == "is left of the row"
+            self.at_limit = f"the {settings.max_tokens} tokens of a row" if is_rows else f"{name} ({limits[name]})"
+            self.was_at_limit = True
             text = f"the new messages take {length} tokens, more than {name} ({limits[name]})"
             raise Refused(text, "messages", "context_length_exceeded")
 

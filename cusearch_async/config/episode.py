@@ -39,7 +39,8 @@ class EpisodeConfig(Section):
     max_turn_tokens: Shared[int] = Field(500, ge=1)
     """Maximum number of sampled tokens in a turn."""
     max_observation_tokens: Shared[int] = Field(500, ge=8)
-    """Maximum length of an observation; the rest of a tool's result is cut off."""
+    """Maximum length of an observation; the rest of a tool's result is cut off. An agent may send no more at once: its
+    episode ends without an answer."""
     timeout_s: Free[float] = Field(600.0, gt=0)
     """An episode that takes longer, beside what the engine samples, fails, and its ticket is requeued."""
 

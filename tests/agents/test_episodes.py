@@ -235,12 +235,13 @@ async def test_a_turn_that_was_cut_is_ended_for_the_policy():
         ("times_out", r"failed: TimeoutError: its browser"),
         ("asks_nothing", r"ended without asking the policy$"),
         ("rewards_nothing_finite", r"must return a text, a finite number or None, got nan"),
-        ("changes_temperature", r"refused: temperature must be the run's, 1 \(episode.temperature\), got 0.123"),
+        ("changes_temperature", r"temperature must be the run's, 1 \(episode.temperature\), got 0.123"),
     ],
 )
 async def test_a_failure_is_named(program, message):
-    with pytest.raises(EpisodeFailed, match=message):
+    with pytest.raises(EpisodeFailed, match=message) as failed:
         await Scene(["a", "b"], program).run()
+    assert str(failed.value).count("must be") <= 1, "and once"
 
 
 async def test_a_field_that_is_ignored_is_told_once_and_counted(caplog):
@@ -297,9 +298,23 @@ async def test_an_episode_ends_after_its_turns_without_an_answer(program):
     assert trajectory.sampled[-1], "nothing after the last turn"
 
 
-async def test_a_result_that_is_too_long_ends_the_episode_without_an_answer():
-    trajectory = await Scene([calling("Pinsk")], found={"Pinsk": ["long " * 300]}).run()
-    assert (trajectory.turns, trajectory.depth, trajectory.reward) == (1, 0, 0.0)
+@pytest.mark.parametrize(
+    ("found", "settings", "limit"),
+    [
+        ("long " * 300, {}, "episode.max_observation_tokens (200)"),
+        ("long " * 100_000, {}, "the 25600 characters of an episode's tokens"),
+        ("short", {"s_max": 1}, "2 turns (episode.s_max)"),
+    ],
+)
+async def test_a_limit_ends_the_episode_without_an_answer_and_is_told_once(found, settings, limit, caplog):
+    """In silence the policy learned not to search."""
+    scene = Scene([calling("Pinsk")] * 6, found={"Pinsk": [found]}, **settings)
+    for _ in range(2):
+        trajectory = await scene.run()
+        assert (trajectory.prediction, trajectory.reward) == (None, 0.0)
+    (said,) = [record for record in caplog.records if "ended without an answer" in record.message]
+    assert (said.levelname, f"with_tools asked for more than {limit}: " in said.message) == ("WARNING", True)
+    assert scene.runner.limits_met == {limit}
 
 
 async def test_a_prompt_that_is_too_long_is_said():

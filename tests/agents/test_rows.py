@@ -197,9 +197,9 @@ async def test_a_limit_is_remembered_though_another_row_has_room():
     await turns.ask(request_of("?"))
     with pytest.raises(Refused):
         await turns.ask(request_of("?", "a", "word " * 2000))
-    assert turns.is_at_limit
+    assert turns.at_limit == "episode.max_observation_tokens (200)"
     await turns.ask(request_of("and?"))
-    assert (turns.is_at_limit, turns.may_fail) == (False, True)
+    assert (turns.at_limit, turns.may_fail) == ("", True)
 
 
 async def test_searches_at_once_are_waited_for_once(monkeypatch):
@@ -277,7 +277,7 @@ async def test_a_new_row_has_the_room_of_an_episode():
     assert (await turns.ask(request_of("?", "other", longer))).message.content == "b"
     with pytest.raises(Refused, match="more than is left of the row"):
         await turns.ask(request_of("?", "other", "word " * 2000))
-    assert turns.is_at_limit
+    assert turns.at_limit
 
 
 async def test_an_outage_is_remembered_whatever_fails_after_it(monkeypatch):

@@ -1,0 +1,49 @@
+"""A program that blocks the event loop is named: nothing in the loop can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from cusearch_async.agents import blocking
+from cusearch_async.environments.task import Task
+from tests.agents.test_episodes import Scene, parser  # noqa: F401  (a fixture)
+from tests.agents.test_unruly import ask
+from tests.conftest import SLOW
+
+
+async def blocks(task: Task) -> str:
+    time.sleep(0.5 * SLOW)  # noqa: ASYNC251  (that is what it does)
+    return await ask(task)
+
+
+async def test_a_blocked_loop_is_logged_once_with_who_may_do_it_and_where(monkeypatch, caplog):
+    monkeypatch.setattr(blocking, "BLOCKED_S", 0.1 * SLOW)
+    scene = Scene(["5", "5"])
+    scene.runner._environments["a"].agent = blocks
+    assert (await scene.run()).prediction == "5"
+    (said,) = [record.message for record in caplog.records if "blocked" in record.message]
+    assert said.startswith(f"the event loop is blocked at {__file__}:{blocks.__code__.co_firstlineno + 1}, ")
+    assert "if the agent tests.agents.programs:with_tools does that, use an asynchronous client" in said
+
+
+def test_of_a_thread_the_newest_line_is_found_that_is_no_librarys():
+    begun, end = threading.Event(), threading.Event()
+
+    def waits() -> None:
+        begun.set()
+        end.wait()
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    begun.wait()
+    time.sleep(0.05)
+    assert blocking.newest_line(thread.ident or 0) == f"{__file__}:{waits.__code__.co_firstlineno + 2}"
+    end.set()
+    thread.join()
+    assert blocking.newest_line(thread.ident or 0) == "?"
+
+
+async def test_a_loop_that_runs_is_not_blocked():
+    assert not await asyncio.to_thread(blocking.is_blocked, asyncio.get_running_loop(), 5.0 * SLOW)
