@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from cusearch_async.algorithm.answers import Metric, exact_match, f1_score
 from cusearch_async.environments.base import Environment, EnvironmentSettings, Episode, Reward, Score, Search
@@ -49,6 +49,14 @@ class AgentSettings(EnvironmentSettings):
     """agent: whether your program asks the run's retriever; false: the agent needs none"""
     metric: Metric = "squad"
     """agent: how answers are compared, as in the environment search."""
+
+    @field_validator("command")
+    @classmethod
+    def _is_split(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        program, blank, _ = words[0].partition(" ") if words else ("", "", "")
+        if blank and "/" not in program:  # a path may have blanks, and be of another machine
+            raise ValueError(f"{words[0]!r} is no program; separate its arguments by commas, as in python,program.py")
+        return words
 
 
 class AgentEnvironment(Environment):

@@ -6,9 +6,11 @@ text. The runner converts text to tokens, keeps the policy's tokens as sampled, 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -79,8 +81,9 @@ class Score:
 
 
 Reward = Callable[[Episode, Score], float | Awaitable[float]]
-"""A reward that replaces the environment's; it may be asynchronous, for example to ask a judge model. An error in it,
-and a result that is no finite number, fails the episode, which is then retried."""
+"""A reward that replaces the environment's; it may be asynchronous, for example to ask a judge model. If it is not, it
+is called in a thread, by several episodes at once. An error in it, and a result that is no finite number, fails the
+episode, which is then retried."""
 
 
 class Search(Protocol):
@@ -166,13 +169,14 @@ class Environment:
         if reward is None:
             return score
         name = f"the reward {getattr(reward, '__module__', '?')}:{getattr(reward, '__qualname__', reward)}"
-        try:
-            given = reward(episode, score)
+
+        def called() -> float | Awaitable[float]:
+            with _failing(name):  # within the thread: a StopIteration would not come out of it
+                return reward(episode, score)
+
+        given = called() if inspect.iscoroutinefunction(reward) else await asyncio.to_thread(called)
+        with _failing(name):
             number = float(await given if inspect.isawaitable(given) else given)
-        except EpisodeFailed:
-            raise
-        except (Exception, SystemExit) as error:  # a user's function may do anything
-            raise EpisodeFailed(f"{name} failed: {type(error).__name__}: {first_line(error)}") from error
         if not math.isfinite(number):
             raise EpisodeFailed(f"{name} must give a finite number, got {number}")
         return replace(score, reward=number)
@@ -195,3 +199,14 @@ class Environment:
             raise EpisodeFailed(f"{about} must give a text or None as its prediction, got {prediction!r:.200}")
         answer = None if prediction is None else without_surrogates(prediction)
         return Score(**numbers, format_valid=valid, prediction=answer)
+
+
+@contextmanager
+def _failing(name: str) -> Iterator[None]:
+    """A user's function may do anything. Raises: EpisodeFailed."""
+    try:
+        yield
+    except EpisodeFailed:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EpisodeFailed(f"{name} failed: {type(error).__name__}: {first_line(error)}") from error

@@ -159,3 +159,10 @@ async def test_no_program_outlives_its_episode(tmp_path):
 def test_an_agent_is_a_function_or_a_program(own):
     with pytest.raises(ConfigError, match=r"needs one of its settings agent, .*, command, .* and remote"):
         runner_of("x", **own)
+
+
+def test_a_program_and_its_arguments_in_one_text_are_refused():
+    """A path may have blanks, and be of another machine."""
+    with pytest.raises(ValueError, match=r"'python a/b.py' is no program; separate its arguments by commas"):
+        EnvironmentConfig(name="agent", command="python a/b.py")
+    assert EnvironmentConfig(name="agent", command="/opt/my tools/agent, -q").command == ("/opt/my tools/agent", "-q")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import numpy as np
 import pytest
@@ -165,6 +166,7 @@ async def judged(episode, score):
         (gives("very good"), "failed: ValueError: could not convert string to float: 'very good'"),
         (raises(KeyError("JUDGE_URL")), "failed: KeyError: 'JUDGE_URL'"),
         (raises(SystemExit(3)), "failed: SystemExit: 3"),
+        (raises(StopIteration()), "failed: StopIteration: StopIteration"),
         (raises(InvalidTrajectory("of my own")), "failed: InvalidTrajectory: of my own"),
         (lambda episode, score: nested(0), "failed: RecursionError: maximum recursion depth exceeded"),
         (judged, "failed: TimeoutError: the judge is silent"),
@@ -180,6 +182,33 @@ async def test_whatever_a_users_reward_does_fails_its_episode_and_names_it(rewar
 async def test_a_reward_may_fail_its_episode_in_its_own_words():
     with pytest.raises(EpisodeFailed, match=r"^the judge has no opinion$"):
         await roll_out(["end"], echo(raises(EpisodeFailed("the judge has no opinion"))))
+
+
+async def test_a_reward_that_is_not_asynchronous_lets_other_episodes_continue():
+    """A judge over HTTP stopped all episodes of a worker for as long as it took, one after the other."""
+    inside, together = [0], [0]
+
+    def judge(episode, score):
+        inside[0] += 1
+        together[0] = max(together[0], inside[0])
+        time.sleep(0.2)
+        inside[0] -= 1
+        return 0.5
+
+    beats = 0
+
+    async def beat():
+        nonlocal beats
+        while True:
+            await asyncio.sleep(0.01)
+            beats += 1
+
+    beating = asyncio.create_task(beat())
+    found = await asyncio.gather(*(roll_out(["end"], echo(judge)) for _ in range(4)))
+    beating.cancel()
+    assert [trajectory.reward for trajectory in found] == [0.5] * 4
+    assert together[0] > 1
+    assert beats > 3
 
 
 async def test_a_cancelled_reward_is_cancelled():
