@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from unittest.mock import ANY
 
 import msgspec
@@ -13,7 +14,8 @@ from openai import AsyncOpenAI
 
 from cusearch_async.agents import episode as agent_episode
 from cusearch_async.algorithm.methods import Method, NoMemory, PlansRollouts, Selection
-from cusearch_async.cli.preflight.trial import _calls_one_tool, trial
+from cusearch_async.cli.preflight.calls import OneCall
+from cusearch_async.cli.preflight.trial import trial
 from cusearch_async.config import load_config
 from cusearch_async.environments import DONE, Environment, Episode, Observation, Score
 from cusearch_async.environments.task import Task
@@ -69,6 +71,22 @@ class Searches(Loops):
 
 def judge_is_down(episode: Episode, score: Score) -> float:
     raise ConnectionRefusedError(111, "Connection refused")
+
+
+def no_file(episode: Episode, score: Score) -> float:
+    return float(Path("/nowhere/weights.json").read_text())
+
+
+def wants_an_answer(episode: Episode, score: Score) -> float:
+    return float(score.prediction.lower() == episode.question.answers[0].lower())
+
+
+def never_content(episode: Episode, score: Score) -> float:
+    return 0.0
+
+
+def of_a_hundred(episode: Episode, score: Score) -> float:
+    return 100 * score.f1
 
 
 def no_number(episode: Episode, score: Score) -> float:
@@ -166,6 +184,13 @@ def test_of_several_environments_each_has_its_share_of_the_tickets(atlas_config)
             "environment.search",
             "KeyError: 'JUDGE_URL'",
         ),
+        ("environment.search.reward", f"{HERE}:no_file", "environment.search", "FileNotFoundError"),
+        (
+            "environment.search.reward",
+            f"{HERE}:wants_an_answer",
+            "environment.search",
+            "episode without an answer failed: the reward tests.cli.test_trial:wants_an_answer failed: AttributeError",
+        ),
         ("environment.search.reward", f"{HERE}:no_number", "environment.search", "must give a finite number, got nan"),
         ("environment.search.name", f"{HERE}:Breaks", "environment.search", "ValueError: my tool is broken"),
         ("environment.search.name", f"{HERE}:Ends", "environment.search", "reward"),
@@ -195,6 +220,27 @@ def test_an_objective_that_can_be_trained_with_passes(atlas_config):
 def test_a_method_that_selects_nothing_is_warned_of(atlas_config):
     status, text = found(atlas_config, "--method.name", f"{HERE}:Nothing")["method.name"]
     assert (status, text.endswith("selects 0 of 192 made-up trajectories")) == ("warning", True)
+
+
+def test_a_reward_of_nothing_for_the_right_answer_is_warned_of(atlas_config):
+    status, text = found(atlas_config, "--environment.search.reward", f"{HERE}:never_content")["environment.search"]
+    assert (status, "with the right answer has reward 0; is the reward wrong" in text) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warns"),
+    [((), True), (("--method.singleton", "pool"), False), (("--method.name", "grpo_full"), False)],
+)
+def test_a_large_reward_that_would_be_an_advantage_is_warned_of(atlas_config, overrides, warns):
+    tried = found(atlas_config, "--environment.search.reward", f"{HERE}:of_a_hundred", *overrides)
+    assert tried["environment.search"][0] == "ok"
+    assert ("method.singleton" in tried) == warns
+    if warns:
+        status, text = tried["method.singleton"]
+        assert (status, "'raw' takes a reward, 100 in environment.search, as the advantage" in text) == (
+            "warning",
+            True,
+        )
 
 
 def test_an_environment_that_does_not_end_an_episode_is_ended(atlas_config):
@@ -242,8 +288,7 @@ def test_an_agents_tool_is_called_once(atlas_config, tmp_path, monkeypatch):
 @pytest.mark.parametrize("parameters", [None, {}, {"properties": None, "required": None}, {"required": ["query"]}])
 def test_a_tool_may_leave_out_what_it_does_not_need(parameters):
     tools = [{"type": "function", "function": {"name": "finish", "parameters": parameters}}]
-    question = Question(id="1", text="Who?", answers=("a",), category="x")
-    (call,) = _calls_one_tool(question, ())((), "whatever", tools).calls
+    (call,) = OneCall("Who?")((), "whatever", tools).calls
     assert call == ("finish", '{"query": "Who?"}' if parameters and parameters["required"] else "{}")
 
 

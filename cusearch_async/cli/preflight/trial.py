@@ -3,21 +3,19 @@ finite number, is seen before an engine is loaded."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from cusearch_async.agents.conversation import Tools
 from cusearch_async.agents.episode import AgentRunner
-from cusearch_async.agents.parsing import Parsed, Parser
+from cusearch_async.cli.preflight.calls import OneCall, misread
 from cusearch_async.cli.preflight.finding import Finding, Status
+from cusearch_async.cli.preflight.patience import OtherLoop
 from cusearch_async.config import Config, agents_token
 from cusearch_async.data.questions import first_question
+from cusearch_async.environments import AgentEnvironment, Episode
 from cusearch_async.errors import ConfigError, CusearchError, first_line
 from cusearch_async.rollout.prompting import encode
 from cusearch_async.rollout.turn import Turn
@@ -30,7 +28,7 @@ from cusearch_async.training.selector import (
     plan_groups,
     select,
 )
-from cusearch_async.types import Pool, Question, Trajectory
+from cusearch_async.types import Pool, Question, Segment, Trajectory
 
 PATIENCE_S = 20.0
 
@@ -40,11 +38,11 @@ class _FindsNothing:
         return []
 
 
-class _Answers:
-    """A policy whose every turn is the gold answer."""
+class _Says:
+    """A policy whose every turn is the same."""
 
-    def __init__(self, tokenizer: Any, answer: str) -> None:
-        self._ids = encode(tokenizer, f"<answer>{answer}</answer>{tokenizer.eos_token or ''}")
+    def __init__(self, tokenizer: Any, text: str) -> None:
+        self._ids = encode(tokenizer, f"{text}{tokenizer.eos_token or ''}")
 
     async def generate(
         self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None, stops: Sequence[str]
@@ -53,63 +51,100 @@ class _Answers:
         return Turn(ids, np.full(len(ids), -1.0, dtype=np.float32), np.zeros(len(ids), dtype=np.int32))
 
 
-def _calls_one_tool(question: Question, counted: Sequence[str]) -> Parser:
-    """For agents: reads a call of a tool, one of those that are `counted`, out of the first turn that is offered one,
-    whatever the policy wrote, and then the answer without its tags. Texts that the tool asks for are the question."""
-    has_called = False
-
-    def parse(_: Sequence[int], written: str, tools: Tools) -> Parsed:
-        nonlocal has_called
-        if has_called or not tools:
-            return Parsed(re.sub("</?answer>", "", written) if tools else written)
-        has_called = True
-        offered = [tool["function"] for tool in tools]
-        function = next((one for one in offered if one["name"] in counted), offered[0])
-        asked = function.get("parameters") or {}
-        properties = asked.get("properties") or {}
-        fields = {name: properties.get(name) or {} for name in asked.get("required") or ()}
-        made_up = {name: _made_up(field, question.text) for name, field in fields.items()}
-        return Parsed("", [(function["name"], json.dumps(made_up))])
-
-    return parse
-
-
-def _made_up(field: dict[str, Any], text: str) -> Any:
-    """A value that a JSON schema allows, as far as its type tells."""
-    if field.get("enum"):
-        return field["enum"][0]
-    kinds = {"integer": 1, "number": 1.0, "boolean": False, "array": [], "object": {}}
-    return next((value for kind, value in kinds.items() if field.get("type") == kind), text)
-
-
 def trial(config: Config, tokenizer: Any) -> Iterator[Finding]:
-    """A finding for each environment, and one for the method. An episode whose question is not here is left out:
+    """Findings for each environment, and one for the method. An episode whose question is not here is left out:
     another finding names that."""
-    episodes = []
-    every = sum(settings.share for settings in config.environment.values())
-    for label, settings in config.environment.items():
-        share = f"; {settings.share:g} of {every:g} tickets are its" if len(config.environment) > 1 else ""
-        try:
-            question = first_question(config, label)
-        except ConfigError:
-            continue
-        what = f"environment.{label}"
-        if getattr(settings, "remote", ""):
-            yield _elsewhere(what, share)
-            continue
-        try:
-            one = _episode(config, tokenizer, replace(question, environment=label))
-            episodes.append(asyncio.run(asyncio.wait_for(one, PATIENCE_S)))
-        except Exception as error:
-            status: Status = "not reachable" if _is_of_a_service(error) else "error"
-            yield Finding(status, what, f"a made-up episode failed: {_said(error)}")
-        else:
-            reward = f"{episodes[-1].reward:g}"
-            yield Finding("ok", what, f"a made-up episode with the right answer has reward {reward}{share}")
+    episodes: list[Trajectory] = []
+    with OtherLoop(PATIENCE_S) as loop:
+        for label, settings in config.environment.items():
+            try:
+                question = replace(first_question(config, label), environment=label)
+            except ConfigError:
+                continue
+            if getattr(settings, "remote", ""):
+                yield _elsewhere(config, label)
+                continue
+            try:
+                tried = _Trial(config, tokenizer, question)
+                episodes.append(loop.run(tried.with_answer()))
+            except Exception as error:
+                yield _failed(label, error)
+            else:
+                yield tried.right(episodes[-1])
+                yield from tried.further(episodes[-1], loop)
+            if loop.is_blocked:
+                break
     if episodes:
         yield _method(config, episodes)
     if ":" in config.loss.objective:
         yield _objective(config)
+
+
+class _Trial:
+    """Of one environment."""
+
+    def __init__(self, config: Config, tokenizer: Any, question: Question) -> None:
+        self._config, self._question = config, question
+        self._label = label = question.environment
+        self._environment = config.environments(_FindsNothing())[label]
+        self._is_agent = isinstance(self._environment, AgentEnvironment)
+        answer = question.answers[0] if question.answers else "?"
+        self._answer = answer if self._is_agent else f"<answer>{answer}</answer>"
+        self._call = OneCall(question.text, getattr(config.environment[label], "tools", ()))
+        environments = {label: self._environment}  # others may wait for programs elsewhere
+        template, policy = config.model.template_arguments, _Says(tokenizer, self._answer)
+        self._runner = AgentRunner(policy, environments, tokenizer, config.episode, config.run.seed, template)
+        self._runner.chat = replace(self._runner.chat, parsers={label: self._call})
+
+    async def with_answer(self) -> Trajectory:
+        return await self._runner.run(self._question, ticket=0, rollout=0, worker="check")
+
+    def right(self, episode: Trajectory) -> Finding:
+        """Of an episode with the right answer."""
+        what, reward = f"environment.{self._label}", episode.reward
+        text = f"a made-up episode with the right answer has reward {reward:g}"
+        if limits := self._runner.limits_met:
+            return Finding("warning", what, f"{text}: it asked for more than {', '.join(limits)}, which ended it")
+        if reward <= 0 and self._question.answers:
+            text += f"; is the reward wrong, or an answer not written as {self._answer!r:.100}?"
+            return Finding("warning", what, text)
+        return Finding("ok", what, f"{text}{_share(self._config, self._label)}")
+
+    def further(self, episode: Trajectory, loop: OtherLoop) -> Iterator[Finding]:
+        method = self._config.method
+        if abs(episode.reward) > 2 and method.singleton == "raw" and not method.make().uses_whole_pool:
+            text = (
+                f"'raw' takes a reward, {episode.reward:g} in environment.{self._label}, as the advantage of a "
+                "trajectory that is alone in its group; use 'pool' or 'zero', or a reward between -1 and 1"
+            )
+            yield Finding("warning", "method.singleton", text)
+        try:
+            loop.run(self._without_answer())
+        except Exception as error:
+            yield _failed(self._label, error, " without an answer")
+        own = self._environment.settings
+        if self._call.tools and (why := misread(self._call, self._label, own, self._runner.chat)):
+            text = f"{own.parser!r} is not for the chat template of this model: {why}"
+            yield Finding("error", f"environment.{self._label}.parser", text)
+
+    async def _without_answer(self) -> None:
+        if self._is_agent:  # it has returned None
+            said = [Segment("model", "?")]
+            await self._environment.final_score(Episode(question=self._question, ticket=0, rollout=1, segments=said))
+        else:
+            self._runner.policy = _Says(self._runner.tokenizer, "?")
+            await self._runner.run(self._question, ticket=0, rollout=1, worker="check")
+
+
+def _share(config: Config, label: str) -> str:
+    every = sum(settings.share for settings in config.environment.values())
+    own = config.environment[label].share
+    return f"; {own:g} of {every:g} tickets are its" if len(config.environment) > 1 else ""
+
+
+def _failed(label: str, error: Exception, which: str = "") -> Finding:
+    status: Status = "not reachable" if _is_of_a_service(error) else "error"
+    return Finding(status, f"environment.{label}", f"a made-up episode{which} failed: {_said(error)}")
 
 
 def refuse_failed_trial(config: Config, tokenizer: Any) -> None:
@@ -119,22 +154,13 @@ def refuse_failed_trial(config: Config, tokenizer: Any) -> None:
             raise ConfigError(f"{finding.what}: {finding.text}")
 
 
-def _elsewhere(what: str, share: str) -> Finding:
+def _elsewhere(config: Config, label: str) -> Finding:
+    what = f"environment.{label}"
     try:
         agents_token()
     except ConfigError as error:
         return Finding("error", what, first_line(error))
-    return Finding("ok", what, f"no made-up episode: its agents run elsewhere{share}")
-
-
-async def _episode(config: Config, tokenizer: Any, question: Question) -> Trajectory:
-    policy = _Answers(tokenizer, question.answers[0] if question.answers else "?")
-    label, chat = question.environment, config.model.template_arguments
-    environments = {label: config.environments(_FindsNothing())[label]}  # others may wait for programs elsewhere
-    runner = AgentRunner(policy, environments, tokenizer, config.episode, config.run.seed, chat)
-    counted = getattr(config.environment[label], "tools", ())
-    runner.chat = replace(runner.chat, parsers={label: _calls_one_tool(question, counted)})
-    return await runner.run(question, ticket=0, rollout=0, worker="check")
+    return Finding("ok", what, f"no made-up episode: its agents run elsewhere{_share(config, label)}")
 
 
 def _method(config: Config, episodes: Sequence[Trajectory]) -> Finding:
@@ -193,8 +219,13 @@ def _objective(config: Config) -> Finding:
     return Finding("ok", "loss.objective", f"{config.loss.objective} gives each of four tokens a finite number")
 
 
+_OF_FILES = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
 def _is_of_a_service(error: BaseException) -> bool:
     """Whether it is of something that may not be there yet, such as a judge, or is slow."""
+    if isinstance(error, _OF_FILES):
+        return False
     cause = error.__cause__
     return isinstance(error, OSError | TimeoutError) or (cause is not None and _is_of_a_service(cause))
 
