@@ -50,6 +50,12 @@ class AgentSettings(EnvironmentSettings):
     metric: Metric = "squad"
     """agent: how answers are compared, as in the environment search."""
 
+    @field_validator("remote")
+    @classmethod
+    def _without_slash(cls, address: str) -> str:
+        """All environments of a run have the same."""
+        return address.rstrip("/")
+
     @field_validator("command")
     @classmethod
     def _is_split(cls, words: tuple[str, ...]) -> tuple[str, ...]:

@@ -345,3 +345,9 @@ def test_remote_agents_need_a_token_and_an_address(monkeypatch):
     monkeypatch.delenv("CUSEARCH_AGENTS_TOKEN")
     with pytest.raises(ConfigError, match="set CUSEARCH_AGENTS_TOKEN to the same secret"):
         scene_of("5")
+
+
+def test_a_slash_at_the_end_makes_no_other_address():
+    scene, address = scene_of("5")
+    other = EnvironmentConfig(name="agent", remote=f"{address}/").make(scene.search)
+    assert other.settings.remote == address

@@ -124,8 +124,8 @@ class _Trial:
             yield _failed(self._label, error, " without an answer")
         own = self._environment.settings
         if self._call.tools and (why := misread(self._call, self._label, own, self._runner.chat)):
-            text = f"{own.parser!r} is not for the chat template of this model: {why}"
-            yield Finding("error", f"environment.{self._label}.parser", text)
+            text = f"{own.parser!r} may not be for the chat template of this model: {why}"
+            yield Finding("warning", f"environment.{self._label}.parser", text)
 
     async def _without_answer(self) -> None:
         if self._is_agent:  # it has returned None
