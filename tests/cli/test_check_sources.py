@@ -11,6 +11,7 @@ import pytest
 
 from cusearch_async.cli import check
 from cusearch_async.cli.preflight.gpus import Device
+from cusearch_async.cli.preflight.sources import services
 from cusearch_async.config import load_config
 from cusearch_async.transport.server import is_listening
 from tests.cli.test_check import BASE, PAPER, findings
@@ -86,6 +87,8 @@ def test_a_retriever_that_would_search_an_embedded_world_for_other_questions_is_
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = ("--retriever.url", f"http://127.0.0.1:{server.getsockname()[1]}")
         assert findings(*mine[:2], *taken, path=atlas_config)["retriever.corpus"].status == "ok"
+    elsewhere = ("--retriever.url", "http://192.0.2.1:9")
+    assert findings(*mine[:2], *elsewhere, path=atlas_config)["retriever.corpus"].status == "ok", "ours is here only"
 
 
 def test_a_simulated_engine_needs_no_corpus():
@@ -100,6 +103,58 @@ def test_services_that_listen_are_told_from_those_that_do_not(redis_url, web):
     assert found["retriever.url"].status == "not reachable"
     assert found["retriever.url"].text.startswith(f"nothing listens at {dead}: ")
     assert found["retriever.zerosearch.url"].status == "ok"
+
+
+class Retriever(BaseHTTPRequestHandler):
+    """Answers a search as its path says."""
+
+    def do_POST(self) -> None:
+        kind = self.path.split("/")[1]
+        body = {
+            "list": b"[]",
+            "found": FOUND,
+            "nothing": b'{"result": [[]]}',
+            "other": b'{"result": [[{"text": "x"}]]}',
+        }
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(int(kind) if kind.isdigit() else 200)
+        self.end_headers()
+        self.wfile.write(body.get(kind, b"no"))
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+FOUND = b'{"result": [[{"document": {"contents": "Paris lies on the Seine."}, "score": 1.0}]]}'
+NOTHING, OTHER = b'{"result": [[]]}', b'{"result": [[{"text": "x"}]]}'
+
+
+@pytest.fixture(scope="module")
+def retriever():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Retriever) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "said"),
+    [
+        ("found", "ok", "finds documents, 1 of at most 5"),
+        ("nothing", "warning", "finds nothing: does it serve the corpus"),
+        ("other", "error", "does not speak Search-R1's protocol"),
+        ("list", "error", "has given no valid answer for 2 s"),
+        ("404", "error", "it answers 404"),
+        ("422", "error", "refuses the search for"),
+        ("401", "error", "is answered with 401, and no key is sent: write a class for retriever.backend"),
+        ("503", "not reachable", "it answers 503"),
+    ],
+)
+def test_a_retriever_is_searched(retriever, kind, status, said):
+    """Any web server was called a good one."""
+    config = load_config(BASE, ["--retriever.backend", "bm25", "--retriever.url", f"{retriever}/{kind}"])
+    (found,) = (finding for finding in services(config) if finding.what == "retriever.url")
+    assert (found.status, said in found.text) == (status, True), found.text
 
 
 def test_one_sentinel_that_listens_is_enough(redis_url):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import http.client
 import os
@@ -20,6 +21,7 @@ from cusearch_async.data.files import HUB, hub_place
 from cusearch_async.data.questions import (
     asks_of_atlas,
     file_of,
+    first_question,
     has_held_out,
     labelled,
     load_questions,
@@ -27,20 +29,24 @@ from cusearch_async.data.questions import (
     searches_another_world,
 )
 from cusearch_async.environments import NoSearch
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, CusearchError
 from cusearch_async.extensions import load_function
 from cusearch_async.metrics.trackers import tracker_class
+from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.retrieval.corpus import read_start
 from cusearch_async.retrieval.manifest import MANIFEST
 from cusearch_async.retrieval.websearch import key_variable
 from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.transport.buffer import TRANSPORTS
 from cusearch_async.transport.server import is_listening, places_of
+from cusearch_async.types import Question
 
 PASSAGES = 10_000
 """Passages of a corpus that are read."""
 ANSWER_S = 2.0
 """Longest wait for an answer of a service."""
+SEARCH_S = 10.0
+"""Longest wait for an answer to a search."""
 
 
 def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
@@ -56,7 +62,8 @@ def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
         text = f"names no held-out questions, which {needed_by} needs: set benchmarks or question files"
         yield Finding("error" if config.eval.every else "warning", "eval.suite", text)
     retriever = config.retriever
-    if searches_another_world(config) and not is_listening(retriever.url):
+    is_ours = urlsplit(retriever.url).hostname in LOOPBACK and not is_listening(retriever.url)
+    if is_ours and searches_another_world(config):
         text = f"{retriever.corpus}, embedded, but the questions are others: a retriever that we start searches it"
         yield Finding("warning", "retriever.corpus", text)
     elif config.uses_retriever and retriever.has_corpus:
@@ -146,7 +153,8 @@ def services(config: Config) -> Iterator[Finding]:
     retriever, simulator = config.retriever, config.retriever.zerosearch.url
     if config.uses_retriever:
         start = "`cusearch worker retriever CONFIG`"
-        yield _service("retriever.url", retriever.url, "a web server", speaks_http, start)
+        found = _service("retriever.url", retriever.url, "a web server", speaks_http, start)
+        yield _searched(config) if found.status == "ok" else found
     if config.uses_retriever and retriever.backend == "zerosearch":
         key, own = "retriever.zerosearch.url", asks_of_atlas(config)
         start = "`cusearch atlas simulate CONFIG`" if own else f"`vllm serve MODEL --port {urlsplit(simulator).port}`"
@@ -177,6 +185,41 @@ def _service(
     if any(map(is_right, listening)):
         return Finding("ok", key, f"{kind} answers at {url}")
     return Finding("error", key, f"something other than {kind} listens at {url}: --{key} with a free port")
+
+
+def _searched(config: Config) -> Finding:
+    """Of a search with the workers' client, which knows the protocol."""
+    key, question = "retriever.url", _first_question(config)
+    timeout_s = min(config.retriever.timeout_s, SEARCH_S)
+    settings = config.retriever.model_copy(update={"outage_s": ANSWER_S, "timeout_s": timeout_s})
+
+    async def search() -> list[str]:
+        async with SearchClient.open(settings, config.episode, config.questions_per_step) as client:
+            return await client.search(question.text, 0, question, 0)
+
+    asked = f"a search for {question.text!r:.80} at {settings.url}"
+    try:
+        documents = asyncio.run(search())
+    except CusearchError as error:
+        status = getattr(error.__cause__, "status", 0)
+        if status in (401, 403):
+            remedy = "write a class for retriever.backend, or put a proxy before it that adds its key"
+            return Finding("error", key, f"{asked} is answered with {status}, and no key is sent: {remedy}")
+        is_down = status >= 500 or isinstance(error.__cause__, TimeoutError)
+        return Finding("not reachable" if is_down else "error", key, str(error))
+    if not documents:
+        return Finding("warning", key, f"{asked} finds nothing: does it serve the corpus of the questions?")
+    return Finding("ok", key, f"{asked} finds documents, {len(documents)} of at most {settings.topk}")
+
+
+def _first_question(config: Config) -> Question:
+    """Of those that are here, else one that any corpus may answer."""
+    for label in config.environment:
+        try:
+            return first_question(config, label)
+        except ConfigError:
+            continue
+    return Question(id="1", text="Which river flows through Paris?", answers=("Seine",), category="check")
 
 
 def is_redis(url: str) -> bool:
