@@ -66,7 +66,8 @@ def test_the_comparison_fits_80_columns_and_counts_links_in_english():
     assert "…" not in "".join(lines)
 
 
-async def test_a_demo_starts_a_separate_redis_where_one_is_in_use(atlas_config, redis_url):
+async def test_a_demo_starts_a_separate_redis_where_one_is_in_use(atlas_config, redis_url, monkeypatch):
+    monkeypatch.setattr("cusearch_async.transport.interface.ALIVE_S", 600.0)  # alive, however slow this machine
     config = load_config(atlas_config, ["--redis.url", redis_url, "--run.name", "demo-second"])
     own = await asyncio.to_thread(demo.with_own_redis, config)
     assert own.redis.url != redis_url
@@ -75,7 +76,6 @@ async def test_a_demo_starts_a_separate_redis_where_one_is_in_use(atlas_config, 
     async with open_buffer(config) as buffer:
         await buffer.recover(0)
         await buffer.heartbeat("w1", [], WorkerStatus(version=0))
-        await buffer.connection.client.zincrby(buffer.keys.workers, 600_000, "w1")  # alive, however slow this machine
         with pytest.raises(RunInUse, match="run 'demo-second' is alive: w1"):
             await asyncio.to_thread(demo.with_own_redis, config)
 
