@@ -16,6 +16,8 @@ from cusearch_async.types import Pool, Trajectory
 
 ALIVE_S = 10.0
 """A learner or worker without a heartbeat for this long counts as dead."""
+AHEAD_S = 60.0
+"""So does a worker whose last heartbeat is so far in the future: the server's clock was wrong then."""
 
 IDLE_S = 1.0
 """Longest wait for news of the run; an expired lease, for example, is no news."""
@@ -189,7 +191,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_alive(self) -> bool:
-        return abs(self.heartbeat_age_s) < ALIVE_S  # the server's clock may have been wrong
+        return -AHEAD_S < self.heartbeat_age_s < ALIVE_S
 
 
 class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True):
