@@ -231,12 +231,17 @@ def test_what_the_pages_say_of_the_real_model():
     for (is_mixed, seed), one in found.items():
         groups = "mixed" if is_mixed else "all"
         assert f"| {groups} | {seed} | {one['sdga_phase']} | {one.get('random_siblings', '–')} |" in page
-    assert len(after) == 9
     assert f"{len(after)} of {len(plan.runs)} runs are done" in page
-    searching = sorted(known for (*_, method), known in after.items() if method == "sdga_phase" and known < 0.5)
-    assert "In three of its five runs" in page
-    low, middle, high = (f"{known:.2f}" for known in searching)
-    assert f"the model had known: 0.97 right before, {low}, {middle} and {high} after" in page
+    depth_first, siblings = (
+        sorted(known for (*_, name), known in after.items() if name == method)
+        for method in ("sdga_phase", "random_siblings")
+    )
+    searching = [known for known in depth_first if known < siblings[0]]
+    of_runs = f"{len(searching)} of its {len(depth_first)} runs"
+    assert f"In {of_runs} SDGA-Phase searches for everything" in page
+    assert f"right before, at most {searching[-1]:.2f} after; with random siblings {siblings[0]:.2f} to" in page
+    assert f"{siblings[-1]:.2f}." in page
+    assert f"and so do {of_runs}" in " ".join((PAGE.parents[1] / "README.md").read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize("folder", STUDIES.values(), ids=STUDIES)
