@@ -17,9 +17,9 @@ from cusearch_async.lifecycle.signals import stop_on_signals
 log = logging.getLogger(__name__)
 
 
-async def serve(application: web.Application, url: str, key: str, token: str = "") -> None:
+async def serve(application: web.Application, url: str, key: str, token: str = "", what: str = "") -> None:
     """Serve on loopback at the port of `url`, the setting `key`, until a signal arrives. With a `token`, at the host of
-    `url`, which may be any: each request needs it.
+    `url`, which may be any: each request needs it. `what` is served is logged.
 
     Raises: ConfigError when the port is taken."""
     stop = stop_on_signals()
@@ -37,7 +37,7 @@ async def serve(application: web.Application, url: str, key: str, token: str = "
     if host == LOOPBACK[0] and asked not in LOOPBACK:
         log.warning("listening on loopback alone, at http://%s:%d: %s must lead there, by a proxy", host, port, url)
     else:
-        log.info("listening at %s", url)
+        log.info("listening at %s%s", url, f", serving {what}" if what else "")
     await stop.wait()
     await runner.cleanup()
 

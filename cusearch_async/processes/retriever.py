@@ -7,8 +7,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from cusearch_async.config import BACKENDS, Config
 from cusearch_async.data.questions import load_corpus
 from cusearch_async.errors import ConfigError
@@ -30,16 +28,16 @@ async def run(config: Config) -> None:
     with log_waiting(log, "waiting for the corpus and its index to be loaded"):
         backend = await asyncio.to_thread(make_backend, config)
     try:
-        await serve(application_of(config, backend), config.retriever.url, "retriever.url")
+        own = retriever_of(config, backend)
+        await serve(own.application(), config.retriever.url, "retriever.url", what=own.serves or "")
     finally:
         await backend.close()
 
 
-def application_of(config: Config, backend: Backend) -> web.Application:
+def retriever_of(config: Config, backend: Backend) -> Retriever:
     passages = backend.passages if isinstance(backend, IndexBackend) else ()
     serves = what_is_served(config.retriever, config.run.seed, passages)
-    log.info("serving %s", serves)
-    return Retriever(backend, config.retriever.topk, serves).application()
+    return Retriever(backend, config.retriever.topk, serves)
 
 
 def make_backend(config: Config) -> Backend:

@@ -40,7 +40,7 @@ class Retriever:
 
     def __init__(self, backend: Backend, default_topk: int = 3, serves: str | None = None) -> None:
         """`serves`: see `what_is_served`."""
-        self._backend, self._serves, self._default_topk = backend, serves, default_topk
+        self._backend, self.serves, self._default_topk = backend, serves, default_topk
         self._served = 0
         self._figures = CollectorRegistry()
         self._figures.register(_BackendFigures(backend))
@@ -65,10 +65,10 @@ class Retriever:
             status, answer = 500, {"error": f"{type(error).__name__}: {error}"}
         self._seconds.observe(time.perf_counter() - began)
         self._statuses.labels(str(status)).inc()
-        return web.json_response(answer, status=status, headers={protocol.SERVES: self._serves} if self._serves else {})
+        return web.json_response(answer, status=status, headers={protocol.SERVES: self.serves} if self.serves else {})
 
     async def health(self, _: web.Request) -> web.Response:
-        behaviour = protocol.Behaviour(self._backend.deterministic, self._backend.accepts_seed, self._serves)
+        behaviour = protocol.Behaviour(self._backend.deterministic, self._backend.accepts_seed, self.serves)
         return web.json_response(protocol.encode_health(behaviour, self._served, self._backend.figures()))
 
     async def metrics(self, _: web.Request) -> web.Response:

@@ -37,22 +37,22 @@ async def test_it_serves_its_backend_at_the_configs_address_and_closes_it_at_the
 ):
     served = []
 
-    async def serve(application, url, key):
+    async def serve(application, url, key, what):
         assert not backend.is_closed
         async with TestClient(TestServer(application)) as http:
             answer = await http.post("/retrieve", json={"queries": ["Lima"]})
-            served.append((url, key, await answer.json()))
+            served.append((url, key, what, await answer.json()))
 
     monkeypatch.setattr(retriever, "serve", serve)
     await retriever.run(load_config(atlas_config, ["--retriever.topk", "7"]))
-    ((url, key, answer),) = served
-    assert (url, key) == ("http://127.0.0.1:8765", "retriever.url")
+    ((url, key, what, answer),) = served
+    assert (url, key, what[:12]) == ("http://127.0.0.1:8765", "retriever.url", "bm25 over 0 ")
     assert answer["result"][0][0]["contents"] == "Lima 7"
     assert backend.is_closed
 
 
 async def test_a_backend_that_cannot_be_served_is_closed(atlas_config, monkeypatch, backend):
-    async def refuse(*arguments):
+    async def refuse(*arguments, **named):
         raise ConfigError("retriever.url: cannot listen")
 
     monkeypatch.setattr(retriever, "serve", refuse)

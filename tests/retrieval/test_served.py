@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from cusearch_async.config import load_config
 from cusearch_async.errors import ContractMismatch
-from cusearch_async.processes.retriever import application_of, make_backend
+from cusearch_async.processes.retriever import make_backend, retriever_of
 from cusearch_async.retrieval.corpus import Corpus
 from cusearch_async.retrieval.server import what_is_served
 from tests.http_service import Service, says
@@ -112,7 +112,7 @@ async def test_the_retriever_says_it_in_its_health_and_with_every_answer(atlas_c
     passages = corpus(tmp_path, PERU, JAPAN)
     config = load_config(atlas_config, ["--retriever.corpus", str(passages._path)])
     backend = make_backend(config)
-    async with TestClient(TestServer(application_of(config, backend))) as http:
+    async with TestClient(TestServer(retriever_of(config, backend).application())) as http:
         said = (await (await http.get("/health")).json())["serves"]
         answer = await http.post("/retrieve", json={"queries": ["Peru"]})
     await backend.close()
