@@ -317,7 +317,7 @@ function workerPanel() {
     make("span", { class: one.is_alive ? "ok" : "bad", text: `${fixed(one.heartbeat_age_s, 0)} s ago` }),
     one.starting || (one.retriever_down_s ? `retriever down ${seconds(one.retriever_down_s)}` : `version ${one.version}`), one.in_flight, one.episodes,
     one.busy_s ? fixed(one.sampled_tokens / one.busy_s, 0) : "–",
-    make("span", { text: one.failed_episodes, title: [one.failed_episodes_by_kind, one.most_frequent_failure].join("\n").trim() })]);
+    make("span", { text: one.failed_episodes, title: [one.failed_episodes_by_kind, one.most_frequent_failure, one.search_failures_by_kind && `searches: ${one.search_failures_by_kind}`].filter(Boolean).join("\n") })]);
   const learner = live.learner ? `${live.learner.host}, process ${live.learner.pid}, epoch ${live.learner.epoch}` : "none is alive";
   return ofNow("workers", panel("Workers and learner", null, table(["worker", "seen", "state", "in flight", "episodes", "tokens/s", "failed"], rows, [3, 4, 5, 6]),
     make("p", {}, "learner: ", make("span", { class: live.learner || live.state.finished ? "" : "bad", text: learner })), make("p", { class: "faint", text: `Redis at ${live.redis}` })));

@@ -181,9 +181,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     weight_load_s: float = 0.0
     searches: int = 0
     searches_shared: int = 0
+    """Answered by an equal one in flight."""
     search_failures: int = 0
     search_failures_by_kind: str = ""
-    search_p50_s: float = 0.0
     search_p99_s: float = 0.0
     retriever_down_s: float = 0.0
     heartbeat_age_s: float = 0.0
