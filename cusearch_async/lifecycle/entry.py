@@ -119,8 +119,10 @@ def log_to_stderr(name: str) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
     for noisy in ("httpx", "httpx2", "openai", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # The Hub's library warns at each retry, and sets its level when it is imported; we report the final failure.
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    # The Hub's library warns at each retry; we report the final failure. It sets its level when it is imported, which a
+    # command may have done already.
+    level = os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    logging.getLogger("huggingface_hub").setLevel(logging.getLevelNamesMapping().get(level.upper(), logging.ERROR))
 
 
 @contextmanager

@@ -70,3 +70,11 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path):
     (line,) = done.stderr.splitlines()
     assert "model.path 'nobody/no-such-model' is no folder here, and as a Hub id it has no readable config.json" in line
     assert not (tmp_path / "run").exists()
+
+
+def test_retries_of_the_hub_are_not_told_by_commands_that_have_imported_it():
+    """`cusearch data` told each twice."""
+    told = "from huggingface_hub.utils import logging; from cusearch_async.lifecycle.entry import log_to_stderr; "
+    told += "log_to_stderr('x'); logging.get_logger('huggingface_hub.utils._http').warning('Retrying in 1s')"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
