@@ -263,6 +263,8 @@ def test_an_address_is_free_or_answers_or_is_taken(redis_url, mute_port):
         f"nothing listens at {free}: `cusearch worker retriever CONFIG` starts it (so does"
         in found["retriever.url"].text
     )
+    theirs = addresses(retriever={"url": free}, data={"source": ("mine.jsonl",)})["retriever.url"]
+    assert theirs.text.endswith("CONFIG` starts it"), "launch starts no world of ours for other questions"
     found = addresses(
         redis={"url": f"redis://127.0.0.1:{mute_port}/0"}, retriever={"url": f"http://127.0.0.1:{mute_port}"}
     )

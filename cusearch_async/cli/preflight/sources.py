@@ -64,7 +64,7 @@ def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
     retriever = config.retriever
     is_ours = urlsplit(retriever.url).hostname in LOOPBACK and not is_listening(retriever.url)
     if is_ours and searches_another_world(config):
-        text = f"{retriever.corpus}, embedded, but the questions are others: a retriever that we start searches it"
+        text = f"{retriever.corpus}, embedded, but the questions are others: start your server, or name your passages"
         yield Finding("warning", "retriever.corpus", text)
     elif config.uses_retriever and retriever.has_corpus:
         yield _corpus(retriever)
@@ -152,8 +152,8 @@ def services(config: Config) -> Iterator[Finding]:
         yield _service("redis.url", config.redis.url, "Redis", is_redis, "`cusearch redis CONFIG`")
     retriever, simulator = config.retriever, config.retriever.zerosearch.url
     if config.uses_retriever:
-        start = "`cusearch worker retriever CONFIG`"
-        found = _service("retriever.url", retriever.url, "a web server", speaks_http, start)
+        start, ours = "`cusearch worker retriever CONFIG`", not searches_another_world(config)
+        found = _service("retriever.url", retriever.url, "a web server", speaks_http, start, ours)
         yield _searched(config) if found.status == "ok" else found
     if config.uses_retriever and retriever.backend == "zerosearch":
         key, own = "retriever.zerosearch.url", asks_of_atlas(config)
