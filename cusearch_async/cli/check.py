@@ -66,6 +66,7 @@ def check(config: Config, shape: ModelShape | None, device: Device | None) -> It
     if device is not None:
         yield gpus.named_gpus(config)
     yield from gpus.gpus_here(config)
+    yield from options.unused(config)
     yield from options.vllm_options(config)
     yield machine.open_files(config)
     yield from sources.files(config, tokenizer)

@@ -1,4 +1,4 @@
-"""Options of vLLM that are misspelled are seen before an engine is loaded."""
+"""Settings that nothing reads, and options of vLLM that are misspelled, are seen before an engine is loaded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ import pytest
 from cusearch_async.cli.preflight import options
 from cusearch_async.config import load_config
 from tests.cli.test_check import BASE
+
+
+def test_settings_of_another_environment_are_named(atlas_config):
+    assert not [*options.unused(load_config(atlas_config))]
+    config = load_config(
+        atlas_config, ["--environment.search.searches", "false", "--environment.search.parser", "nope"]
+    )
+    (found,) = options.unused(config)
+    assert (found.status, found.what) == ("warning", "environment.search")
+    assert found.text == "parser, searches are no settings of search, and not used"
 
 
 def test_an_option_that_vllm_does_not_have_is_an_error():

@@ -1,4 +1,4 @@
-"""Checks of what is passed on to vLLM by its own names."""
+"""Checks of settings that nothing reads: those of another environment, and misspelled options of vLLM."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.config import Config
 from cusearch_async.config.engines import refuse_unknown
 from cusearch_async.errors import ConfigError
+
+
+def unused(config: Config) -> Iterator[Finding]:
+    """A config may have been laid over another's environment, so it is no error."""
+    for label, settings in config.environment.items():
+        of_others = (settings.model_fields_set & settings.registered()) - settings.own_kind.model_fields.keys()
+        if of_others:
+            text = f"{', '.join(sorted(of_others))} {'is no setting' if len(of_others) == 1 else 'are no settings'}"
+            yield Finding("warning", f"environment.{label}", f"{text} of {settings.name}, and not used")
 
 
 def vllm_options(config: Config) -> Iterator[Finding]:
