@@ -1,8 +1,11 @@
-"""Concurrent calls: batched, or shared while they are in flight; and the pause before a retry."""
+"""Concurrent calls: batched, shared while they are in flight, or in a thread; and the pause before a retry."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -91,3 +94,25 @@ class InFlight(Generic[Key, Answer]):
 def doubling_pause_s(failed: int, first_s: float, longest_s: float) -> float:
     """The pause after `failed` failures in a row: it doubles each time, from `first_s` up to `longest_s`."""
     return min(first_s * 2.0 ** min(failed - 1, _MOST_DOUBLINGS), longest_s)
+
+
+async def in_daemon_thread(function: Callable[[], Answer]) -> Answer:
+    """What `function` gives, called in a new thread; one that never returns does not keep the process from ending, as
+    those of asyncio.to_thread do."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Answer] = loop.create_future()
+
+    def tell(act: Callable[[Any], None], what: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: None if done.done() else act(what))
+
+    def call() -> None:
+        try:
+            given = function()
+        except BaseException as error:
+            tell(done.set_exception, error)
+        else:
+            tell(done.set_result, given)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(call,), daemon=True).start()
+    return await done

@@ -57,7 +57,9 @@ def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console = Console()
     frame = frame_of(arguments.config, overrides)
     against = arguments.against or ()
-    compared = [read_all(*named, "--against") for named in zip(against, origins_of(against), strict=True)]
+    compared = [
+        read_all(*named, "--against", needs_answers=False) for named in zip(against, origins_of(against), strict=True)
+    ]
     for one in compared:
         if one.problems:
             text = f"--against {one.path}: {_count(len(one.problems), 'problem')}, first {one.problems[0]}"
@@ -188,7 +190,7 @@ def convert_files(arguments: argparse.Namespace, _: list[str]) -> None:
     there = [source for source in map(Path, arguments.sources) if source.exists()]
     if arguments.output.exists() and any(map(arguments.output.samefile, there)):
         raise ConfigError(f"--output {arguments.output} is a file that is read; choose another")
-    questions = load_questions(arguments.sources, "data convert")
+    questions = load_questions(arguments.sources, "data convert", needs_answers=False)
     with writing_output(arguments.output, "--output"):
         write_questions(questions, arguments.output)
     Console().print(f"{len(questions)} questions in {arguments.output}")

@@ -42,11 +42,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     started = time.monotonic()
     run_folder.refuse_others(config.folder, config.run.name)
     objects = CheckpointObjects.of(config)
-    if not (config.folder / run_folder.STARTS).exists():  # it may have begun elsewhere
-        if objects is not None:
-            asyncio.run(objects.restore())
-    elif not may_be_asked(config.redis):
-        refuse_redis_that_is_down(config)
+    begins_here = not (config.folder / run_folder.STARTS).exists()
+    if objects is not None and begins_here:  # it may have begun elsewhere
+        asyncio.run(objects.restore())
     done = checkpoints_of(config).latest()
     if done is not None and is_complete(done.state.step, config) and not done.damaged():
         console.print(
@@ -55,6 +53,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         )
         live.print_results(config, done, console)
         return
+    if not begins_here and not may_be_asked(config.redis):
+        refuse_redis_that_is_down(config)
     changes_since_last_start(config, arguments.accept_changes)  # before anything starts; the learner logs them
     run_folder.refuse_if_held(config.folder)
     if may_be_asked(config.redis):

@@ -34,7 +34,8 @@ class AlarmsConfig(Section):
     @field_validator("command")
     @classmethod
     def _can_be_filled_in(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        if words and " " in words[0] and "/" not in words[0]:  # a path may be of another machine
+        program, blank, _ = words[0].partition(" ") if words else ("", "", "")
+        if blank and "/" not in program:  # a path may have blanks, and be of another machine
             raise ValueError(
                 f"{words[0]!r} is no program; separate its arguments by commas, as in notify-send,{{text}}"
             )

@@ -58,8 +58,11 @@ def load_questions(sources: Sequence[str], asked_by: str = "data.source", needs_
     return questions
 
 
-def needs_answers(config: Config, label: str) -> bool:
-    """Whether the questions of an environment must have gold answers: for its reward, or for a simulated engine."""
+def needs_answers(config: Config, label: str, held_out: bool = False) -> bool:
+    """Whether the questions of an environment must have gold answers: for its reward, for a simulated engine, or if
+    they are held out, for a judge."""
+    if held_out and config.eval.judge.url is not None:
+        return True
     environment = config.environment[label]
     is_simulated = config.retriever.backend == "zerosearch" and environment.kind.needs_retriever(environment.own)
     return is_simulated or (environment.kind.needs_answers and environment.reward is None)
@@ -97,7 +100,7 @@ def first_question(config: Config, label: str) -> Question:
 def load_eval_questions(config: Config) -> list[Question]:
     """Held-out questions, for the environment that the config names: of the benchmarks of eval.suite, of each a fixed
     subset of eval.limit; else of atlas's test cities. Raises: ConfigError."""
-    needed = needs_answers(config, config.evaluated_in) or config.eval.judge.url is not None
+    needed = needs_answers(config, config.evaluated_in, held_out=True)
     held_out = _of_suite(config.eval, needed) if config.eval.suite else _of_world(config.eval, held_out_world(config))
     return labelled(held_out, config.evaluated_in)
 
@@ -153,15 +156,21 @@ def refuse_another_world(config: Config) -> None:
         corpus, url = config.retriever.corpus, config.retriever.url
         raise RetrievalUnavailable(
             f"our retriever would search the embedded world {corpus}, and no question is of it: start your server at "
-            f"retriever.url {url} first, or set retriever.corpus to your passages; if that world is meant, start it "
-            "yourself (`cusearch worker retriever CONFIG`)"
+            f"retriever.url {url} first, or set retriever.corpus to your passages; for agents that do not search set "
+            "environment.LABEL.searches = false; if that world is meant, start it yourself (`cusearch worker retriever "
+            "CONFIG`)"
         )
 
 
 def searches_another_world(config: Config) -> bool:
     """Whether our retriever would search the passages of an embedded world, and no question is of one."""
     is_embedded = config.retriever.has_corpus and config.retriever.corpus in EMBEDDED
-    return config.uses_retriever and is_embedded and not asks_of_atlas(config)
+    others = (
+        config.sources_of(label)  # none where the environment brings its questions, and knows what it searches
+        for label, settings in config.environment.items()
+        if settings.kind.needs_retriever(settings.own)
+    )
+    return is_embedded and any(others) and not asks_of_atlas(config)
 
 
 def has_held_out(config: Config) -> bool:

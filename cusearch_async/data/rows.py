@@ -122,9 +122,17 @@ def answers_of(values: Mapping[str, Any], where: str) -> list[str]:
 
 
 def _has_answers(values: Mapping[str, Any]) -> bool:
-    """Whether a column holds any: "" and [] are none."""
-    found = [read_literal(value) for _, value in _places(values)]
-    return any(value.strip() if isinstance(value, str) else value != [] for value in found)
+    """Whether a column holds any."""
+    return any(_holds(value) for _, value in _places(values)) or any(True for _ in _aliases(values))
+
+
+def _holds(value: Any) -> bool:
+    """Whether there is a text or a number: none in "", [], [""], {"target": []}, None and NaN."""
+    read = read_literal(value)
+    if isinstance(read, dict):
+        read = next((read[key] for key in _IN_OBJECTS if read.get(key) is not None), None)
+    items = read if isinstance(read, list) else [read]
+    return any(item is not None and str(item).strip() not in ("", "nan") for item in items)
 
 
 def _with(answers: list[str], listed: list[str], join: re.Pattern[str] = _JOINED) -> list[str]:
@@ -216,12 +224,14 @@ def _is_join(answers: Sequence[str], listed: Sequence[str], join: re.Pattern[str
 
 
 def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata`, the columns that are kept with it, and what else its extra_info holds; `hops` where the row contains
-    their number in any form.
+    """`metadata`, the columns that are kept with it, and what else its extra_info holds, without answers; `hops` where
+    the row contains their number in any form.
 
     `values` by folded names; `place` is its extra_info. Texts that every process of a run would hold are left out."""
     given = read_literal(values.get("metadata"))
-    kept = {name: value for name, value in _filled(place).items() if name not in ("split", "index", "question")}
+    known = ("split", "index", "question", *_IN_EXTRA_INFO)
+    others = (name for name in place if name not in known and not columns.are_aliases(columns.folded(name)))
+    kept = _filled({name: place[name] for name in others})
     kept |= {name: values[name] for name in columns.METADATA if values.get(name) is not None}
     kept |= {name: place[name] for name in columns.HOPS if place.get(name) is not None}
     if isinstance(given, dict):

@@ -6,7 +6,6 @@ text. The runner converts text to tokens, keeps the policy's tokens as sampled, 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
+from cusearch_async.concurrency import in_daemon_thread
 from cusearch_async.environments.templates import Quoted, Template
 from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
 from cusearch_async.extensions import Settings
@@ -171,10 +171,11 @@ class Environment:
         name = f"the reward {getattr(reward, '__module__', '?')}:{getattr(reward, '__qualname__', reward)}"
 
         def called() -> float | Awaitable[float]:
-            with _failing(name):  # within the thread: a StopIteration would not come out of it
+            # within the thread: a StopIteration would not come out of it
+            with _failing(name, "; make it async if it must not be called in a thread"):
                 return reward(episode, score)
 
-        given = called() if inspect.iscoroutinefunction(reward) else await asyncio.to_thread(called)
+        given = called() if inspect.iscoroutinefunction(reward) else await in_daemon_thread(called)
         with _failing(name):
             number = float(await given if inspect.isawaitable(given) else given)
         if not math.isfinite(number):
@@ -202,11 +203,12 @@ class Environment:
 
 
 @contextmanager
-def _failing(name: str) -> Iterator[None]:
+def _failing(name: str, if_of_threads: str = "") -> Iterator[None]:
     """A user's function may do anything. Raises: EpisodeFailed."""
     try:
         yield
     except EpisodeFailed:
         raise
     except (Exception, SystemExit) as error:
-        raise EpisodeFailed(f"{name} failed: {type(error).__name__}: {first_line(error)}") from error
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise EpisodeFailed(f"{name} failed: {why}{if_of_threads if 'thread' in why else ''}") from error

@@ -165,12 +165,19 @@ def _header(text: mmap.mmap, path: Path) -> list[str]:
     return names
 
 
-def _cells(line: bytes, where: str) -> list[str]:
-    """Of a line of a .tsv; as in CSV, one with a quotation mark is in quotation marks. Raises: ConfigError."""
+def _cells(line: bytes, where: str, count: int = 0) -> list[str]:
+    """Of a line of a .tsv with `count` columns; as in CSV, one with a quotation mark is in quotation marks, unless the
+    line has as many columns only without that. Raises: ConfigError."""
     try:
-        return next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")], delimiter="\t"), [])
-    except (ValueError, csv.Error) as error:
+        text = line.decode("utf-8-sig").rstrip("\r\n")
+    except ValueError as error:
         raise ConfigError(f"{where}: is not TSV: {error}") from error
+    try:
+        cells = next(csv.reader([text], delimiter="\t"), [])
+    except csv.Error:
+        cells = []
+    plain = text.split("\t")
+    return plain if len(cells) != count == len(plain) else cells
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
@@ -188,7 +195,7 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
 
 def _record(line: bytes, where: str, header: Sequence[str]) -> dict[str, Any]:
     """The cells of a line that are not empty. Raises: ConfigError."""
-    cells = _cells(line, where)
+    cells = _cells(line, where, len(header))
     if len(cells) != len(header):
         raise ConfigError(f"{where}: has {len(cells)} cells, and the header {len(header)}")
     return {name: cell for name, cell in zip(header, cells, strict=True) if cell}

@@ -143,6 +143,7 @@ CASES = [
     Case("a setting of init", "cusearch init a.toml --run.steps 3", r"--run\.steps is a setting of a config", status=2),
     Case("a command in one word", f"{CHECK} --alarms.command 'notify-send {{text}}'", r"is no program; separate"),
     Case("an agent's, too", f"{CHECK} --environment.search.command 'python a/b.py'", r"is no program; separate"),
+    Case("a webhook in one word", f"{CHECK} --alarms.command 'curl http://h/x {{text}}'", r"is no program; separate"),
     Case("a query of a service", f"{CHECK} --retriever.url 'http://h:1/retrieve?a=1'", r"must end with its path, like"),
     Case("an empty folder", f"{CHECK} --run.folder ''", r"run\.folder: must name a folder or a file, got ''"),
     Case("no home of a data file", "cusearch data check '~nobody-here/x.jsonl'", r"there is no such user; write the"),

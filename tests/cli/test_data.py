@@ -199,10 +199,12 @@ def test_questions_that_held_out_files_ask_too_are_problems(cusearch, write):
     assert "2 good rows, 1.0 answers each; 1 problem" in output
     assert f"line 2: also asked in {held_out[0]}, line 1: 'who else?'" in output
     assert cusearch("data", "check", train, "--against", held_out[1])[0] == 0
-    half_read = write({"question": "Who else?", "answer": "x"}, {"question": "q"}, name="half.jsonl")
+    asked_alone = write({"question": "Who else?"}, name="alone.jsonl")
+    assert cusearch("data", "check", train, "--against", asked_alone)[0] == 1, "texts are compared, not answers"
+    half_read = write({"question": "Who else?", "answer": "x"}, {"answer": "q"}, name="half.jsonl")
     status, output = cusearch("data", "check", held_out[1], "--against", half_read)
     assert status == 1, "what was not read was not compared"
-    assert f"--against {half_read}: 1 problem, first line 2: 'golden_answers' must be" in output
+    assert f"--against {half_read}: 1 problem, first line 2: 'question' must be" in output
     assert "--against: cannot read" in cusearch("data", "check", train, "--against", "gone.jsonl")[0]
 
 

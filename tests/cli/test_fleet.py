@@ -26,6 +26,7 @@ from cusearch_async.cli.parts import fleet as fleets
 from cusearch_async.cli.parts import live
 from cusearch_async.cli.parts.fleet import Child, Fleet
 from cusearch_async.config import load_config
+from cusearch_async.data.questions import refuse_another_world
 from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable, RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.run import folder as run_folder
@@ -362,7 +363,7 @@ def test_a_retriever_that_is_there_already_is_used_and_named(config, caplog):
     assert f"reusing the retriever already running at {config.retriever.url}" in caplog.text
 
 
-def test_a_retriever_of_an_embedded_world_is_not_started_for_other_questions(config, monkeypatch):
+def test_a_retriever_of_an_embedded_world_is_not_started_for_other_questions(config, atlas_config, monkeypatch):
     """A user's server that starts a minute late was replaced by one that answers with geography."""
     mine = config.model_copy(update={"data": config.data.model_copy(update={"source": ("mine.jsonl",)})})
     fleet = Unstarted(mine)
@@ -374,6 +375,8 @@ def test_a_retriever_of_an_embedded_world_is_not_started_for_other_questions(con
     assert fleet.children == {}
     with socket.create_server(("127.0.0.1", int(mine.retriever.url.rpartition(":")[2]))):
         fleet.start_services()
+    own = ["--environment.search.name", "docs.examples.calculator:Calculator"]  # it brings its questions
+    refuse_another_world(load_config(atlas_config, own))
 
 
 def test_a_folder_has_one_launch_at_a_time(fleet, config, atlas_config):

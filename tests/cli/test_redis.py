@@ -84,6 +84,10 @@ def test_a_redis_that_is_only_down_is_not_replaced_by_an_empty_one(config, atlas
     again = Namespace(config=[atlas_config], accept_changes=False, take_over=False)
     with pytest.raises(BufferUnavailable, match=rf"nothing listens at redis\.url {config.redis.url}, where this run's"):
         launch.run(again, settings)
+    elsewhere = load_config(atlas_config, [*settings, "--redis.url", "redis://192.0.2.1:6379/0"])
+    record_start(elsewhere, 2, 0)
+    refuse_redis_that_is_down(elsewhere)  # none can be started there, which is told where it is tried
+    record_start(config, 3, 0)
     (config.folder / "redis" / "appendonlydir").mkdir(parents=True)
     refuse_redis_that_is_down(config)  # launch's own, which it starts again
     (config.folder / "redis" / "appendonlydir").rmdir()

@@ -54,7 +54,10 @@ def test_they_are_read_where_a_reward_of_ones_own_may_score_them(config, caplog,
     assert said.startswith("2 of 2 questions have no gold answers: EM and F1 are 0, and only a reward of yours scores")
 
 
-@pytest.mark.parametrize("blank", [None, "", " ", [], "[]"])
+NONE = [None, "", " ", [], "[]", [""], [None], {}, {"target": []}, float("nan")]
+
+
+@pytest.mark.parametrize("blank", NONE, ids=repr)
 def test_blank_gold_answers_are_none_there_and_others_are_read(config, blank):
     rows = [
         {"question": "a", "golden_answers": blank, "extra_info": {"rubric": "short"}},
@@ -64,6 +67,14 @@ def test_blank_gold_answers_are_none_there_and_others_are_read(config, blank):
     found = load_run_questions(config(REWARD, rows)).all
     assert [one.answers for one in found] == [(), (), ("me",)]
     assert found[0].metadata["rubric"] == "short"
+
+
+def test_answers_are_no_metadata(config):
+    """A program that shows its task's metadata to the policy would tell them."""
+    told = {"rubric": "short", "answer": "me", "answer_aliases": ["I"], "golden_answers": ["me"]}
+    (found,) = load_run_questions(config(REWARD, [{"question": "a", "answer": "me", "extra_info": told}])).all
+    assert found.metadata == {"rubric": "short"}
+    assert set(found.answers) == {"me", "I"}
 
 
 @pytest.mark.parametrize("name", ["mine.jsonl", "mine.csv", "mine.parquet"])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sqlite3
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -21,6 +24,7 @@ from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.types import Question
 from docs.examples.calculator import Calculator, calculate
+from tests.conftest import SLOW
 from tests.environments.echo import Echo
 from tests.fakes import STARTER, FakeSearch, ScriptedPolicy
 
@@ -209,6 +213,37 @@ async def test_a_reward_that_is_not_asynchronous_lets_other_episodes_continue():
     assert [trajectory.reward for trajectory in found] == [0.5] * 4
     assert together[0] > 1
     assert beats > 3
+
+
+async def test_a_reward_that_must_not_be_called_in_a_thread_says_so():
+    connection = sqlite3.connect(":memory:")
+
+    def looks_up(episode, score):
+        return connection.execute("select 1").fetchone()[0]
+
+    async def looks_up_in_turn(episode, score):
+        return looks_up(episode, score)
+
+    with pytest.raises(
+        EpisodeFailed, match=r"ProgrammingError: .*; make it async if it must not be called in a thread"
+    ):
+        await roll_out(["end"], echo(looks_up))
+    assert (await roll_out(["end"], echo(looks_up_in_turn))).reward == 1
+
+
+def test_a_reward_that_never_returns_does_not_keep_the_process_from_ending():
+    script = """
+import asyncio, threading
+from cusearch_async.concurrency import in_daemon_thread
+async def main():
+    try:
+        await asyncio.wait_for(in_daemon_thread(threading.Event().wait), 0.1)
+    except TimeoutError:
+        print("given up")
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60 * SLOW)
+    assert done.stdout == "given up\n"
 
 
 async def test_a_cancelled_reward_is_cancelled():

@@ -108,6 +108,8 @@ def test_a_table_of_dpr_is_a_corpus(tmp_path, packed, bom):
 
 def test_a_long_passage_of_a_table_is_read(write):
     assert len(Corpus(write(b"ID\tcontents\n7\t" + b"a" * 200_000, name="c.tsv"))[0]["contents"]) == 200_000
+    unquoted = Corpus(write(b'id\ttext\ttitle\n1\t"Heroes is a song\tBowie\n2\ta\rb\tc\n', name="plain.tsv"))
+    assert [one["contents"] for one in unquoted] == ['"Bowie"\n"Heroes is a song', '"c"\na\rb']
 
 
 @pytest.mark.parametrize("title", [float("nan"), None, "", " "])
@@ -127,7 +129,7 @@ def test_a_title_that_is_none_is_left_out(write, title):
         ("c.jsonl", '{"id": 1}'.encode("utf-16"), r"line 1: is not JSON: .*; it seems to be UTF-16: save it as UTF-8"),
         ("c.tsv", b"0\ta text\n", r"c\.tsv, line 1: must be a header like id, text, title, got 0, a text"),
         ("c.tsv", b"id\ttext\n1\ta\tb\n", r"c\.tsv, line 2: has 3 cells, and the header 2"),
-        ("c.tsv", b'id\ttext\ttitle\n1\t"a\tb\n', r"c\.tsv, line 2: has 2 cells, and the header 3"),
+        ("c.tsv", b'id\ttext\ttitle\n1\t"a\n', r"c\.tsv, line 2: has 2 cells, and the header 3"),
         (
             "c.tsv",
             b"id\ttext\n1\t\n",
@@ -135,7 +137,6 @@ def test_a_title_that_is_none_is_left_out(write, title):
         ),
         ("c.tsv", b"id\ttext\n\ta\n", r"c\.tsv, line 2: has no 'id'"),
         ("c.tsv", b"id\ttext\n1\t\xe9\n", r"c\.tsv, line 2: is not TSV: 'utf-8' codec"),
-        ("c.tsv", b"id\ttext\n1\ta\rb\n", r"c\.tsv, line 2: is not TSV: new-line character"),
         ("c.tsv", b"id\ttext\n", r"c\.tsv holds no passages"),
         (
             "c.csv",

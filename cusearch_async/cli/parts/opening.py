@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from cusearch_async.config import Config
+from cusearch_async.config import Config, redis_password_file
 from cusearch_async.errors import BufferUnavailable, ConfigError, RunInUse
 from cusearch_async.run.history import place_of_buffer, read_starts
 from cusearch_async.run.identity import NOBODY, has_joined
@@ -35,6 +35,8 @@ async def refuse_other_run(config: Config) -> None:
 
 def refuse_redis_that_is_down(config: Config) -> None:
     """Before a Redis is started for the run. Raises: BufferUnavailable when the run had another at this address."""
+    if redis_password_file(config.redis, config.folder) is None:  # none is started for such an address
+        return
     starts, own = read_starts(config.folder), config.folder / "redis"
     if starts and starts[-1].buffer == place_of_buffer(config.redis) and not any(own.glob("appendonly*")):
         raise BufferUnavailable(

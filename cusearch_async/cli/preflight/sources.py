@@ -81,7 +81,7 @@ def _questions(key: str, source: str, environment: str, config: Config, tokenize
     elif source not in WORLDS and not Path(source).exists():
         return Finding("not reachable", key, f"{source} does not exist")
     try:
-        read = load_questions([source], needs_answers=needs_answers(config, environment))
+        read = load_questions([source], needs_answers=needs_answers(config, environment, key == "eval.suite"))
         questions = labelled(read, environment)
         if tokenizer is not None:
             environments = config.environments(NoSearch())
