@@ -232,6 +232,15 @@ def test_what_the_pages_say_of_the_real_model():
         groups = "mixed" if is_mixed else "all"
         assert f"| {groups} | {seed} | {one['sdga_phase']} | {one.get('random_siblings', '–')} |" in page
     assert f"{len(after)} of {len(plan.runs)} runs are done" in page
+    em = {run.id: of.loc[run.id]["em_last"] for run in plan.of("third") if tables.statuses.get(run.id) == "done"}
+    ends = {
+        (run.config.method.mixed_groups_only, run.seed, run.config.method.name): em[run.id]
+        for run in plan.of("third")
+        if run.id in em
+    }
+    less = [ends[*key, "sdga_phase"] - ends[*key, "random_siblings"] for key, one in found.items() if len(one) == 2]
+    below = f"in {sum(one < 0 for one in less)} of {len(less)} pairs, by {-np.mean(less):.2f} in the mean"
+    assert f"SDGA-Phase ends below the siblings {below}" in page
     depth_first, siblings = (
         sorted(known for (*_, name), known in after.items() if name == method)
         for method in ("sdga_phase", "random_siblings")
