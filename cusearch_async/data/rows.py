@@ -132,7 +132,8 @@ def _holds(value: Any) -> bool:
     if isinstance(read, dict):
         read = next((read[key] for key in _IN_OBJECTS if read.get(key) is not None), None)
     items = read if isinstance(read, list) else [read]
-    return any(item is not None and str(item).strip() not in ("", "nan") for item in items)
+    filled = (item for item in items if item is not None and not (isinstance(item, float) and math.isnan(item)))
+    return any(str(item).strip() for item in filled)
 
 
 def _with(answers: list[str], listed: list[str], join: re.Pattern[str] = _JOINED) -> list[str]:

@@ -62,10 +62,10 @@ def test_blank_gold_answers_are_none_there_and_others_are_read(config, blank):
     rows = [
         {"question": "a", "golden_answers": blank, "extra_info": {"rubric": "short"}},
         {"question": "b", "reward_model": {"style": "rubric", "ground_truth": blank}},
-        {"question": "c", "golden_answers": ["me"]},
+        {"question": "c", "golden_answers": ["nan"]},
     ]
     found = load_run_questions(config(REWARD, rows)).all
-    assert [one.answers for one in found] == [(), (), ("me",)]
+    assert [one.answers for one in found] == [(), (), ("nan",)]
     assert found[0].metadata["rubric"] == "short"
 
 
