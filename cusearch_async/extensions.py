@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -29,6 +29,14 @@ def as_list(value: Any) -> Any:
 
 Names = Annotated[tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | tuple[str, ...])]
 """A list of texts; see `as_list`."""
+
+
+def refuse_unsplit(command: Sequence[str], example: str) -> None:
+    """Raises: ValueError for a program and its arguments in one word; a path may have blanks, and be of another
+    machine."""
+    program, blank, _ = command[0].partition(" ") if command else ("", "", "")
+    if blank and "/" not in program:
+        raise ValueError(f"{command[0]!r} is no program; separate its arguments by commas, as in {example}")
 
 
 class Settings(BaseModel):

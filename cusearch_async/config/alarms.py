@@ -9,7 +9,7 @@ from pydantic import field_validator
 
 from cusearch_async.alarms.rules import RULES
 from cusearch_async.config.section import Free, Section, asked_url
-from cusearch_async.extensions import Names
+from cusearch_async.extensions import Names, refuse_unsplit
 
 
 class AlarmsConfig(Section):
@@ -34,11 +34,7 @@ class AlarmsConfig(Section):
     @field_validator("command")
     @classmethod
     def _can_be_filled_in(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        program, blank, _ = words[0].partition(" ") if words else ("", "", "")
-        if blank and "/" not in program:  # a path may have blanks, and be of another machine
-            raise ValueError(
-                f"{words[0]!r} is no program; separate its arguments by commas, as in notify-send,{{text}}"
-            )
+        refuse_unsplit(words, "notify-send,{text}")
         for word in words:
             try:
                 word.format(name="", text="", run="", step=0)

@@ -16,7 +16,7 @@ from cusearch_async.environments.program import run_program
 from cusearch_async.environments.task import Ending, Task
 from cusearch_async.environments.templates import PLACE, Template
 from cusearch_async.errors import ConfigError
-from cusearch_async.extensions import Names, load_function
+from cusearch_async.extensions import Names, load_function, refuse_unsplit
 
 Agent = Callable[[Task], Awaitable[str | float | Ending | None]]
 """Returns its answer, or a reward; None when it has no answer. What it raises fails the episode."""
@@ -59,9 +59,7 @@ class AgentSettings(EnvironmentSettings):
     @field_validator("command")
     @classmethod
     def _is_split(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        program, blank, _ = words[0].partition(" ") if words else ("", "", "")
-        if blank and "/" not in program:  # a path may have blanks, and be of another machine
-            raise ValueError(f"{words[0]!r} is no program; separate its arguments by commas, as in python,program.py")
+        refuse_unsplit(words, "python,program.py")
         return words
 
 
