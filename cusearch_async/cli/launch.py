@@ -53,14 +53,14 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         )
         live.print_results(config, done, console)
         return
-    if not begins_here and not may_be_asked(config.redis):
-        refuse_redis_that_is_down(config)
     changes_since_last_start(config, arguments.accept_changes)  # before anything starts; the learner logs them
     run_folder.refuse_if_held(config.folder)
     if may_be_asked(config.redis):
         asyncio.run(refuse_other_run(config))
         if not arguments.take_over:
             asyncio.run(refuse_if_alive(config, "stop it first, or add --take-over to replace its learner"))
+    elif not begins_here:
+        refuse_redis_that_is_down(config)
     from cusearch_async.processes.engines import check_policy  # noqa: PLC0415  (transformers only where it is needed)
 
     tokenizer = check_policy(config, config.model.location)

@@ -112,6 +112,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         n_g, g, k, m = self.pool.size, self.pool.rollouts, self.method.budget, self.loss.minibatch
+        has_budget = self.has_budget
         name, staleness, published = self.method.name, self.pool.max_staleness, self.learner.publish_every - 1
         largest, low, high = self.largest_group, self.loss.correction_low, self.loss.correction_bound
         transport, url = self.weights.transport, self.weights.url
@@ -126,14 +127,14 @@ class Config(Section):
             f"eval.environment {self.eval.environment!r} must be one of the run's: {', '.join(self.environment)}",
         )
         _require(
-            k <= n_g or not self.has_budget,
+            k <= n_g or not has_budget,
             f"method.budget (K = {k}) must be <= pool.questions x pool.rollouts (N G = {n_g}); lower it or raise those",
         )
         _require(
-            k % m == 0 or not self.has_budget, f"method.budget (K = {k}) must be a multiple of loss.minibatch (M = {m})"
+            k % m == 0 or not has_budget, f"method.budget (K = {k}) must be a multiple of loss.minibatch (M = {m})"
         )
         _require(
-            k <= self.questions_per_step * g or not self.has_budget,
+            k <= self.questions_per_step * g or not has_budget,
             f"method.budget (K = {k}) must be a multiple of pool.rollouts (G = {g}) for {name}, which generates K / G "
             "groups per step",
         )

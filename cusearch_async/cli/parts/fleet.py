@@ -172,8 +172,7 @@ class Fleet:
             self._wait_for_service(what, url, failure)
 
     def _start_or_reuse(self, name: str, url: str, *command: str) -> None:
-        """Raises: RetrievalUnavailable unless it runs, or the address is on this machine, where
-        we can start it."""
+        """Raises: RetrievalUnavailable unless it runs, or the address is on this machine, where we can start it."""
         if is_listening(url):
             log.info("reusing the %s already running at %s", name, url)
             return
