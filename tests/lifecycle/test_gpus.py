@@ -263,7 +263,7 @@ def test_a_user_who_hides_gpus_is_obeyed(monkeypatch, visible, found):
 
 
 class Started(Exception):
-    """In place of what a process goes on with."""
+    """In place of the rest of a process."""
 
 
 def started(*_: object) -> None:

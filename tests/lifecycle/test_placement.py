@@ -131,7 +131,7 @@ def test_vllm_says_how_far_it_is_where_that_takes_minutes(environment, monkeypat
 
 
 class Started(Exception):
-    """In place of what a process goes on with."""
+    """In place of the rest of a process."""
 
 
 def refuse(*_: object) -> None:
