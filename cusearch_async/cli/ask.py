@@ -91,7 +91,7 @@ def own_retriever(config: Config, folder: Path, overrides: list[str]) -> Iterato
     Raises: RetrievalUnavailable."""
     retriever = {word.partition("=")[0] for word in overrides if word.startswith("--retriever.")}
     is_another = bool(retriever) and "--retriever.url" not in retriever
-    if not config.uses_retriever or (is_listening(config.retriever.url) and not is_another):
+    if not config.searching or (is_listening(config.retriever.url) and not is_another):
         yield config
         return
     if "--retriever.url" in retriever:

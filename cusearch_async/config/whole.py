@@ -56,9 +56,9 @@ class Config(Section):
         return (self.weights.folder or self.folder) / "weights"
 
     @property
-    def uses_retriever(self) -> bool:
-        """Whether any environment of the run searches."""
-        return any(environment.kind.needs_retriever(environment.own) for environment in self.environment.values())
+    def searching(self) -> list[str]:
+        """The labels of the environments that ask the retriever."""
+        return [label for label, found in self.environment.items() if found.kind.needs_retriever(found.own)]
 
     def environments(self, search: Search) -> dict[str, Environment]:
         """The environments by label, with `search` as their retriever."""

@@ -64,7 +64,7 @@ def needs_answers(config: Config, label: str, held_out: bool = False) -> bool:
     if held_out and config.eval.judge.url is not None:
         return True
     environment = config.environment[label]
-    is_simulated = config.retriever.backend == "zerosearch" and environment.kind.needs_retriever(environment.own)
+    is_simulated = config.retriever.backend == "zerosearch" and label in config.searching
     return is_simulated or (environment.kind.needs_answers and environment.reward is None)
 
 
@@ -165,12 +165,8 @@ def refuse_another_world(config: Config) -> None:
 def searches_another_world(config: Config) -> bool:
     """Whether our retriever would search the passages of an embedded world, and no question is of one."""
     is_embedded = config.retriever.has_corpus and config.retriever.corpus in EMBEDDED
-    others = (
-        config.sources_of(label)  # none where the environment brings its questions, and knows what it searches
-        for label, settings in config.environment.items()
-        if settings.kind.needs_retriever(settings.own)
-    )
-    return is_embedded and any(others) and not asks_of_atlas(config)
+    others = any(map(config.sources_of, config.searching))  # none that an environment brings: it knows what it searches
+    return is_embedded and others and not asks_of_atlas(config)
 
 
 def has_held_out(config: Config) -> bool:

@@ -62,6 +62,6 @@ def suite_of(config: Config) -> str:
 
 def search_engine(config: Config, serves: str | None) -> str:
     """What the retriever at retriever.url `serves`, by its own report; None where it reports nothing."""
-    if not config.uses_retriever:
+    if not config.searching:
         return "none"
     return serves or f"the one at {config.retriever.url}"

@@ -66,7 +66,7 @@ def count_sharers(config: Config) -> int:
         (config.learner.cores, config.learner.ranks_per_node),
         (config.rollout.cores, config.rollout.workers),
         (config.eval.cores, 1 if config.eval.every else 0),
-        ((), 1 if config.uses_retriever else 0),
+        ((), 1 if config.searching else 0),
     )
     return max(1, sum(count for cores, count in processes if not cores))
 

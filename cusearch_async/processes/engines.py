@@ -40,7 +40,7 @@ async def ask_retriever(
     `stop` is set first.
 
     Raises: RetrievalUnavailable after run.wait_s, SearchRefused."""
-    if not config.uses_retriever:
+    if not config.searching:
         return identity
     waiting = asyncio.ensure_future(search.wait_until_answering(config.run.wait_s))
     if not await unless_stopped(waiting, stop):

@@ -151,7 +151,7 @@ def start_now(config: Config, epoch: int, step: int, contract: Mapping[str, str]
         launched=provenance.launched_by(),
         computing=provenance.computing(config.learner.ranks),
         weights=provenance.weights_of(config.model.location),
-        corpus=provenance.corpus_of(config.retriever.corpus) if config.uses_retriever else "",
+        corpus=provenance.corpus_of(config.retriever.corpus) if config.searching else "",
         nonce=nonce,
         buffer=place_of_buffer(config.redis),
     )

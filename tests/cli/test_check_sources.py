@@ -157,6 +157,17 @@ def test_a_retriever_is_searched(retriever, kind, status, said):
     assert (found.status, said in found.text) == (status, True), found.text
 
 
+def test_what_is_searched_is_a_question_of_an_environment_that_searches(retriever, tmp_path):
+    """It was that of the first environment: what this one asks, no search engine has to answer."""
+    agent, sums = tmp_path / "agent.toml", tmp_path / "sums.jsonl"
+    sums.write_text('{"question": "12 - 5", "golden_answers": ["7"]}\n')
+    program = f'name = "agent"\nagent = "x:y"\nsource = "{sums}"\nsearches = false\n'
+    agent.write_text(f'[environment.search]\n{program}[environment.other]\nname = "search"\nsource = "atlas"\n')
+    config = load_config([BASE, agent], ["--retriever.backend", "bm25", "--retriever.url", f"{retriever}/found"])
+    (found,) = (finding for finding in services(config) if finding.what == "retriever.url")
+    assert "What" in found.text and "12 - 5" not in found.text, found.text
+
+
 def test_one_sentinel_that_listens_is_enough(redis_url):
     dead, port = free_port(), urlsplit(redis_url).port
     url = f"redis+sentinel://user@127.0.0.1:{dead},127.0.0.1:{port}/main/0"

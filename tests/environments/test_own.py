@@ -332,11 +332,11 @@ def test_held_out_questions_are_run_in_the_environment_that_the_config_names(two
 
 
 def test_only_a_run_that_searches_needs_a_retriever(two):
-    assert two(SEVERAL).uses_retriever
-    assert not two('[environment.e]\nname = "tests.environments.echo:Echo"\n').uses_retriever
+    assert two(SEVERAL).searching
+    assert not two('[environment.e]\nname = "tests.environments.echo:Echo"\n').searching
     agent = '[environment.a]\nname = "agent"\nagent = "mine:answer"\nsource = "atlas"\n'
-    assert two(agent).uses_retriever
-    assert not two(agent + "searches = false\n").uses_retriever
+    assert two(agent).searching
+    assert not two(agent + "searches = false\n").searching
 
 
 def test_an_environment_that_brings_no_questions_is_refused(two):

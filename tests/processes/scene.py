@@ -90,7 +90,7 @@ class Scene:
         tokenizer = load_tokenizer(config.model.location)
         self.serves: str | None = "a corpus (1)"
         identity = identity_of(config, load_run_questions(config).all, tokenizer)
-        self.identity = identity.with_retriever(self.serves) if config.uses_retriever else identity
+        self.identity = identity.with_retriever(self.serves) if config.searching else identity
         stand_in = SimpleNamespace(Engine=SimpleNamespace(start=self._start_engine))
         monkeypatch.setitem(sys.modules, "cusearch_async.rollout.engine", stand_in)
         self.engines, *others = (_load(name, monkeypatch) for name in ("engines", "rollout", "evaluator"))

@@ -162,10 +162,10 @@ class Fleet:
             if not is_listening(config.redis.url):
                 with holding_data(config.redis, config.folder) as lock:
                     self._start("redis", own_server(config.redis, config.folder), inherited=(lock,))
-        if config.uses_retriever:
+        if config.searching:
             services.append(("the retriever", retriever.url, RetrievalUnavailable))
             self._start_or_reuse("retriever", retriever.url, "worker", "retriever")
-        if config.uses_retriever and retriever.backend == "zerosearch" and asks_of_atlas(config):
+        if config.searching and retriever.backend == "zerosearch" and asks_of_atlas(config):
             services.append(("the simulator", retriever.zerosearch.url, RetrievalUnavailable))
             self._start_or_reuse("simulator", retriever.zerosearch.url, "atlas", "simulate")
         for what, url, failure in services:

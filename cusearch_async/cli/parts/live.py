@@ -280,7 +280,7 @@ def print_results(config: Config, newest: Checkpoint | None, console: Console) -
     if newest is not None:
         model, suite = newest.path / "model", "" if has_held_out(config) else " --suite nq"
         lines |= {"model": model, "next": f"cusearch eval {settings} --checkpoint {model}{suite}"}
-        if config.uses_retriever:
+        if config.searching:
             lines[""] = f"(it needs the retriever: cusearch worker retriever {settings})"
     best = checkpoints_of(config).best()
     if best is not None and newest is not None and best.path != newest.path:

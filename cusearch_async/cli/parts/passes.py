@@ -15,7 +15,7 @@ from cusearch_async.retrieval.client import SearchClient
 async def answering_search(config: Config) -> AsyncIterator[SearchClient]:
     """The client of the run's retriever, if it has one, which answers already. Raises: as `SearchClient.search`."""
     async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search:
-        if config.uses_retriever:
+        if config.searching:
             await search.wait_until_answering(config.run.wait_s)
         yield search
 

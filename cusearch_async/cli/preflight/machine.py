@@ -143,7 +143,7 @@ def gpu(index: int) -> Finding:
 def open_files(config: Config | None = None) -> Finding:
     """For the connections of all workers' searches to the retriever."""
     soft, hard = (float("inf") if limit < 0 else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
-    searches = config.rollout.workers * config.retriever.max_connections if config and config.uses_retriever else 0
+    searches = config.rollout.workers * config.retriever.max_connections if config and config.searching else 0
     needed = searches + OTHER_FILES
     text = f"at most {soft}; {needed} needed"
     if soft >= needed:

@@ -66,7 +66,7 @@ def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
     if is_ours and searches_another_world(config):
         text = f"{retriever.corpus}, embedded, but the questions are others: start your server, or name your passages"
         yield Finding("warning", "retriever.corpus", text)
-    elif config.uses_retriever and retriever.has_corpus:
+    elif config.searching and retriever.has_corpus:
         yield _corpus(retriever)
         if retriever.index is not None:
             yield _index(retriever, retriever.index)
@@ -151,15 +151,15 @@ def services(config: Config) -> Iterator[Finding]:
     if config.redis.transport == "redis":
         yield _service("redis.url", config.redis.url, "Redis", is_redis, "`cusearch redis CONFIG`")
     retriever, simulator = config.retriever, config.retriever.zerosearch.url
-    if config.uses_retriever:
+    if config.searching:
         start, ours = "`cusearch worker retriever CONFIG`", not searches_another_world(config)
         found = _service("retriever.url", retriever.url, "a web server", speaks_http, start, ours)
         yield _searched(config) if found.status == "ok" else found
-    if config.uses_retriever and retriever.backend == "zerosearch":
+    if config.searching and retriever.backend == "zerosearch":
         key, own = "retriever.zerosearch.url", asks_of_atlas(config)
         start = "`cusearch atlas simulate CONFIG`" if own else f"`vllm serve MODEL --port {urlsplit(simulator).port}`"
         yield _service(key, simulator, "a web server", speaks_http, start, own)
-    if config.uses_retriever and retriever.backend in ("serper", "serpapi"):
+    if config.searching and retriever.backend in ("serper", "serpapi"):
         key = key_variable(retriever.backend)
         is_set = bool(os.environ.get(key, "").strip())
         text = f"{key} is {'set' if is_set else 'not set'} here; the retriever process needs it"
@@ -213,8 +213,8 @@ def _searched(config: Config) -> Finding:
 
 
 def _first_question(config: Config) -> Question:
-    """Of those that are here, else one that any corpus may answer."""
-    for label in config.environment:
+    """Of those that are here and are searched for, else one that any corpus may answer."""
+    for label in config.searching:
         try:
             return first_question(config, label)
         except ConfigError:
