@@ -50,7 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Raises: ConfigError."""
     refuse_no_run(arguments.folder)
-    config = load_config([arguments.folder / "config.toml"], ["--run.folder", str(arguments.folder), *overrides])
+    config = load_config([arguments.folder / "config.toml"], overrides)
     if not arguments.question.strip():
         raise ConfigError("the question must not be blank")
     models = {"before": config.model.location} if arguments.before else {}
@@ -101,8 +101,7 @@ def own_retriever(config: Config, folder: Path, overrides: list[str]) -> Iterato
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "cusearch_async.cli.main", "worker", "retriever", str(folder / "config.toml")]
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
-        own = ["--run.folder", str(folder), *overrides, "--retriever.url", url]
-        child = start_child([*command, *own], {"PYTHONSAFEPATH": "1"}, Path(log.name))
+        child = start_child([*command, *overrides, "--retriever.url", url], {"PYTHONSAFEPATH": "1"}, Path(log.name))
         try:
             deadline = time.monotonic() + config.run.wait_s
             while not is_listening(url):

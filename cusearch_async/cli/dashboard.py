@@ -10,8 +10,8 @@ import socket
 from pathlib import Path
 
 from cusearch_async.cli.parts.arguments import add_trust, parsed
-from cusearch_async.config import LOOPBACK, given_page_token, load_config
-from cusearch_async.dashboard.kept import SETTINGS, names_of
+from cusearch_async.config import LOOPBACK, SAVED, given_page_token, load_config
+from cusearch_async.dashboard.kept import names_of
 from cusearch_async.dashboard.page import write_page
 from cusearch_async.dashboard.server import Shown, address_of, application
 from cusearch_async.errors import ConfigError, first_line
@@ -79,10 +79,9 @@ def shown(path: Path, overrides: list[str]) -> Shown:
         config = load_config([path], overrides)
         return Shown(config.folder, config)
     refuse_no_run(path)
-    settings = next((path / name for name in SETTINGS if (path / name).exists()), None)
-    here = ["--run.folder", str(path)]  # its password is in it; the config may say where the folder was when it began
+    settings = next((path / name for name in SAVED if (path / name).exists()), None)
     try:
-        return Shown(path, load_config([settings], [*here, *overrides]) if settings else None)
+        return Shown(path, load_config([settings], overrides) if settings else None)
     except ConfigError as error:  # of another version, perhaps
         log.warning("%s: its Redis is not looked into: %s", path, first_line(error))
         return Shown(path, None)

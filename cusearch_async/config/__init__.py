@@ -9,7 +9,16 @@ from cusearch_async.config.episode import EnvironmentConfig, EpisodeConfig
 from cusearch_async.config.keys import flat, known_keys, scope_in, scope_of, section_of
 from cusearch_async.config.messages import explain_unknown
 from cusearch_async.config.method import MethodConfig, PoolConfig
-from cusearch_async.config.reading import CONFIG_HELP, load_config, save_config, shipped_configs, with_overrides
+from cusearch_async.config.reading import (
+    CONFIG_HELP,
+    SAVED,
+    as_toml,
+    load_config,
+    of_toml,
+    save_config,
+    shipped_configs,
+    with_overrides,
+)
 from cusearch_async.config.redis import RedisConfig
 from cusearch_async.config.retriever import (
     BACKENDS,

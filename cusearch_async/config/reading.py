@@ -23,6 +23,8 @@ from cusearch_async.surrogates import half_character
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 """The configs that come with the package; each can be given by its name, like `atlas`."""
+SAVED = ("config.toml", "launch.toml")
+"""In the folder of a run: the settings of its newest start; before the first one, of its launch."""
 STUDIES = "studies"
 """A folder there, of files for `cusearch study`."""
 CONFIG_HELP = (
@@ -32,13 +34,28 @@ CONFIG_HELP = (
 
 def load_config(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> Config:
     """Read TOML files, or shipped configs by their names. A later file overrides an earlier one key by key. Then apply
-    overrides like `["--learner.lr", "1e-6"]`.
+    overrides like `["--learner.lr", "1e-6"]`. A config that a run has saved in its folder means that folder, whatever
+    the current one is.
 
     Raises: ConfigError, one line per mistake."""
     values: dict[str, Any] = {}
-    for path in [files] if isinstance(files, Path) else files:
+    paths = [files] if isinstance(files, Path) else files
+    for path in paths:
         _lay_over(values, _read(path))
-    return with_overrides(values, overrides)
+    config = with_overrides(values, overrides)
+    return _in_its_folder(config, paths[0]) if paths else config
+
+
+def _in_its_folder(config: Config, path: Path) -> Config:
+    """`config` with the folder of `path`, if a run has saved it there, and neither name nor folder were changed since:
+    without a folder of its own it would be that of a new run below the current folder."""
+    home = path.parent
+    if path.name not in SAVED or not (home / "run.json").is_file() or home.resolve() == config.folder.resolve():
+        return config
+    saved = with_overrides(_read(path), ()).run
+    if (config.run.name, config.run.folder) != (saved.name, saved.folder):
+        return config
+    return config.model_copy(update={"run": config.run.model_copy(update={"folder": home})})
 
 
 def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> Config:
@@ -103,13 +120,23 @@ def shipped_configs() -> Mapping[str, Path]:
     }
 
 
+def as_toml(config: Config) -> str:
+    """The resolved settings, every key that has a value."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def of_toml(text: str) -> Config:
+    """What `as_toml` has made."""
+    return with_overrides(tomllib.loads(text), ())
+
+
 def save_config(config: Config, path: Path) -> None:
-    """Write the resolved settings, every key, as TOML that `load_config` reads back.
+    """Write the resolved settings as TOML that `load_config` reads back.
 
     Raises: ConfigError when the run's folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
+        write_file(path, as_toml(config).encode())
     except OSError as error:
         raise ConfigError(f"run.folder {path.parent} cannot be written: {error.strerror}; choose another") from error
 

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from cusearch_async.alarms.history import History, Limits
+from cusearch_async.config import SAVED
 from cusearch_async.errors import ConfigError
 from cusearch_async.metrics.files import MetricsFile, read_scores
 from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
 from cusearch_async.run.history import Start, Stop, read_starts, read_stop
 
 FAILED = "failed"
-SETTINGS = ("config.toml", "launch.toml")
-"""Of the newest start; before the first one, of the launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class KeptRun:
         """`before`: the same run as it was read last, of which nothing is parsed again. Raises: ConfigError for a
         folder that is not a run's, or whose config cannot be read."""
         refuse_no_run(folder)
-        path = next((path for name in SETTINGS if (path := folder / name).exists()), None)
+        path = next((path for name in SAVED if (path := folder / name).exists()), None)
         try:
             settings = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
         except (OSError, ValueError) as error:

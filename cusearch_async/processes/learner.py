@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from cusearch_async.config import Config
+from cusearch_async.config import Config, of_toml
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.learner.learner import DeepSpeedLearner
 from cusearch_async.learner.ranks import Ranks
@@ -33,7 +33,7 @@ def run(config: Config, accept_changes: bool = False) -> None:
         if ranks.is_leader:
             _lead(config, ranks, tokenizer, accept_changes)
         else:
-            follow(config, ranks)
+            follow(ranks)
 
 
 def _lead(config: Config, ranks: Ranks, tokenizer: Any, accept_changes: bool) -> None:
@@ -60,12 +60,14 @@ async def _with_retriever(own: Identity, config: Config, accept_changes: bool) -
         return await ask_retriever(search, config, own, asyncio.Event()) or own
 
 
-def follow(config: Config, ranks: Ranks) -> None:
-    """Run a rank other than 0. It ignores signals: rank 0 stops the other ranks after it has saved."""
+def follow(ranks: Ranks) -> None:
+    """Run a rank other than 0, with the settings of rank 0. It ignores signals: rank 0 stops the other ranks after it
+    has saved."""
     die_with_parent(signal.SIGKILL)
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
-    ranks.listen()
+    # Those that were read on this node may be older, or have other overrides: then ranks would train differently.
+    config = of_toml(ranks.listen().decode())
     learner = DeepSpeedLearner(config, ranks)
     newest = ranks.listen().decode()
     if newest:

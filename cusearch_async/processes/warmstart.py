@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cusearch_async.config import Config
+from cusearch_async.config import Config, as_toml
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import put_in_place, remove, writing
 from cusearch_async.learner.learner import DeepSpeedLearner
@@ -46,7 +46,7 @@ def run(config: Config, course: Course, sources: Sources, folder: Path) -> None:
     ranks = Ranks(config.learner.collective_timeout_s)
     with ranks.meeting():
         if not ranks.is_leader:
-            follow(config, ranks)
+            follow(ranks)
             return
         report(read, trained, held_out)
         run_folder.mark(folder, config.run.name)
@@ -73,7 +73,7 @@ def _lead(
     newest = checkpoints.newest(RunState())
     if newest is not None:
         refuse_another(config.folder, terms(course, trained, config), newest.state.fixed)
-    ranks.tell(b"begin")
+    ranks.tell(as_toml(config).encode())
     learner = DeepSpeedLearner(config, ranks)
     ranks.tell(str(newest.path if newest else "").encode())
     start = 0

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cusearch_async.algorithm.tickets import RunQuestions
-from cusearch_async.config import Config
+from cusearch_async.config import Config, as_toml
 from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed, first_line
 from cusearch_async.learner.interface import Learner, is_sealed
 from cusearch_async.lifecycle.gpu_share import GpuLock
 from cusearch_async.lifecycle.progress import log_waiting
-from cusearch_async.lifecycle.signals import stop_on_signals
+from cusearch_async.lifecycle.signals import later, stop_on_signals
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import changes_since_last_start, place_of_buffer, read_starts, record_start, record_stop
 from cusearch_async.run.identity import ACCEPT_CHANGES, Difference, Identity, not_this_run
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LAST_STEP_S = 20.0
+"""For which Redis is still waited for after a signal: the step that was begun is committed and saved then."""
 TAKE_OVER_S = 60.0
 """For which another learner may be taking over the same folder; nothing else is done meanwhile."""
 
@@ -72,7 +74,8 @@ class Leader:
         learner; and all errors of training."""
         config = self._config
         newest = asyncio.run(self._newest_checkpoint())
-        self._ranks.tell(b"begin")  # the others load nothing before, and wait in no collective, which would time out
+        # The others load nothing before, and wait in no collective, which would time out.
+        self._ranks.tell(as_toml(config).encode())
         with log_waiting(log, f"waiting for {config.model.location} to be loaded"):
             learner = make_learner(config, self._ranks)
         if newest is not None and not is_sealed(newest.path):  # another learner is alive and has deleted it
@@ -131,8 +134,10 @@ class Leader:
     async def _train(self, learner: Learner, start: CheckpointState) -> None:
         config, stop = self._config, stop_on_signals()
         store = self._transport.store()
-        opened = self._open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, self._identity)
-        async with opened as buffer:
+        async with (
+            later(stop, LAST_STEP_S) as gives_up,  # Redis may be away for a moment while the last step is saved
+            self._open_buffer(config, config.redis.outage_s, gives_up, learner.vocab_size, self._identity) as buffer,
+        ):
             await self.take_over(buffer, store, start)
             try:
                 async with (

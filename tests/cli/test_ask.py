@@ -115,4 +115,4 @@ def test_a_retriever_with_other_settings_is_the_commands_own(config, monkeypatch
         assert (served.retriever.url != config.retriever.url) == is_own == bool(started)
     for command in started:
         given = command[command.index("retriever") + 2 :]
-        assert given == ["--run.folder", str(config.folder), *overrides, "--retriever.url", served.retriever.url]
+        assert given == [*overrides, "--retriever.url", served.retriever.url]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cusearch_async.config import load_config, save_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.entry import split_overrides
+from cusearch_async.run.folder import mark
 from tests.config.lines import error_of, pattern_of, write_all
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -263,3 +264,36 @@ def test_overrides_are_told_from_a_commands_own_arguments(arguments, own, overri
 def test_no_argument_is_lost_in_the_split(arguments):
     own, overrides = split_overrides(arguments)
     assert sorted(own + overrides) == sorted(arguments)
+
+
+# Files that a run has saved.
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """The launch.toml of the run runs/mine below the test's folder; the current folder is another."""
+    home, elsewhere = tmp_path / "runs" / "mine", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = load_config([], ["--run.name", "mine"])
+    mark(config.folder, config.run.name)
+    save_config(config, home / "launch.toml")
+    monkeypatch.chdir(elsewhere)
+    return home / "launch.toml"
+
+
+def test_a_saved_config_means_the_folder_that_it_lies_in(saved, tmp_path):
+    """From another folder it began a new run there, also by the command that the page shows to continue."""
+    assert load_config(saved).folder == saved.parent
+    assert load_config(saved, ["--learner.lr", "1e-6"]).folder == saved.parent
+    moved = tmp_path / "moved"
+    saved.parent.rename(moved)
+    assert load_config(moved / "launch.toml").folder == moved
+
+
+def test_another_name_or_folder_than_the_saved_one_counts(saved, tmp_path):
+    assert load_config(saved, ["--run.name", "other"]).folder == Path("runs/other")
+    assert load_config(saved, ["--run.folder", "here"]).folder == Path("here")
+    copied = tmp_path / "mine.toml"
+    copied.write_bytes(saved.read_bytes())
+    assert load_config(copied).folder == Path("runs/mine"), "no run has saved it there"

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cusearch_async.config import load_config
+from cusearch_async.config import load_config, of_toml
 from cusearch_async.errors import ConfigError, ContractMismatch, Fenced, NonFiniteUpdate, RunInUse, WriteFailed
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import read_starts, record_start
@@ -72,9 +72,13 @@ class Scene:
         self.at_make = lambda: None
         self.team = SimpleNamespace(
             silent=lambda after_s: [],
-            tell=lambda told: self.events.append(f"tell {told.decode().rpartition('/')[2]}"),
+            tell=lambda told: self.events.append(f"tell {self.named(told.decode())}"),
             close=lambda: self.events.append("close"),
         )
+
+    def named(self, told: str) -> str:
+        """What another rank is told: the settings, or a checkpoint's name."""
+        return "settings" if "\n" in told and of_toml(told) == self.config else told.rpartition("/")[2]
 
     def make_learner(self, config, team):
         self.events.append("make")
@@ -118,7 +122,7 @@ def test_a_first_start_takes_the_run_over_before_it_writes_anything(scene):
     s.lead()
     behind = ["announce v000001-e1"]
     assert [event for event in s.events if event not in behind] == [
-        *("tell begin", "make", "tell ", "recover 0", "announce v000000-e1", "claim 0", "update 0", "commit 0"),
+        *("tell settings", "make", "tell ", "recover 0", "announce v000000-e1", "claim 0", "update 0", "commit 0"),
         *("capture .unfinished-step000001-e1", "write .unfinished-step000001-e1", "forget 0", "forget 0"),
         *("stop", "close"),
     ]
@@ -135,7 +139,7 @@ def test_a_later_start_goes_on_from_the_newest_checkpoint(scene, atlas_config):
     s.lead()
     beside = "announce v000002-e2"  # workers play with version 2 of the first epoch until then
     ordered = [event for event in s.events if event != beside]
-    assert ordered[:6] == ["tell begin", "make", "tell step000002-e1", "load step000002-e1", "recover 2", "claim 2"]
+    assert ordered[:6] == ["tell settings", "make", "tell step000002-e1", "load step000002-e1", "recover 2", "claim 2"]
     assert s.events.index("recover 2") < s.events.index(beside)
     assert [(start.epoch, start.step) for start in read_starts(s.config.folder)] == [(1, 0), (2, 2)]
     assert not any("e2" in name for name in s.buffer.on_disk)
@@ -180,7 +184,7 @@ def test_checkpoints_are_verified_before_the_learner_is_made(scene, caplog):
     caplog.set_level(logging.INFO)
     s.at_make = lambda: s.events.append("resuming from step 1" if "resuming from step 1" in caplog.text else "?")
     s.lead()
-    assert s.events[:5] == ["tell begin", "make", "resuming from step 1", "tell step000001-e1", "load step000001-e1"]
+    assert s.events[:5] == ["tell settings", "make", "resuming from step 1", "tell step000001-e1", "load step000001-e1"]
     assert "step000002-e1 is damaged (model/weights); it is skipped" in caplog.text
     for path in folder.glob("*/model/weights"):
         path.write_text("9")
@@ -194,7 +198,7 @@ def test_a_checkpoint_that_is_deleted_while_the_learner_is_made_is_looked_up_aga
     s.lead()
     s.at_make = (s.config.folder / "checkpoints" / "step000002-e1" / "state.json").unlink
     s.lead()
-    assert s.events[:5] == ["tell begin", "make", "tell step000001-e1", "load step000001-e1", "recover 1"]
+    assert s.events[:5] == ["tell settings", "make", "tell step000001-e1", "load step000001-e1", "recover 1"]
 
 
 def test_changed_settings_are_refused_before_the_learner_is_made(scene, atlas_config):
@@ -205,7 +209,7 @@ def test_changed_settings_are_refused_before_the_learner_is_made(scene, atlas_co
         s.lead()
     assert s.events == []
     s.lead(accept_changes=True)
-    assert s.events[:3] == ["tell begin", "make", "tell step000002-e1"]
+    assert s.events[:3] == ["tell settings", "make", "tell step000002-e1"]
 
 
 def test_a_run_of_another_contract_is_refused_before_the_learner_is_made_unless_accepted(scene):
@@ -217,7 +221,7 @@ def test_a_run_of_another_contract_is_refused_before_the_learner_is_made_unless_
     assert s.events == []
     at_once(other.checkpoint(0))  # it has not been fenced off
     s.lead(accept_changes=True)
-    assert s.events[:4] == ["tell begin", "make", "tell ", "recover 0"]
+    assert s.events[:4] == ["tell settings", "make", "tell ", "recover 0"]
     with pytest.raises(Fenced):
         at_once(other.checkpoint(0))
 
