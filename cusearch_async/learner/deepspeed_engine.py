@@ -69,8 +69,8 @@ class DeepSpeedEngine:
         """`dtype` is the model's."""
         settings = settings_of(learner, dtype)
         self._stage = learner.zero_stage
-        self._is_sharded = self._stage == 3
-        if self._is_sharded:
+        self.is_sharded = self._stage == 3
+        if self.is_sharded:
             divide(module, settings)
         self._trained: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
@@ -78,6 +78,8 @@ class DeepSpeedEngine:
             model=module, model_parameters=self._trained.values(), config=settings
         )
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        if self._stage == 0:
+            self._undo_empty_step()
         # DeepSpeed makes a separate group, with torch's default time-out
         _set_pg_timeout(group_timeout(learner.collective_timeout_s), self.deepspeed.data_parallel_group)
         self.device: torch.device = self.deepspeed.device
@@ -85,6 +87,14 @@ class DeepSpeedEngine:
         """Finite as long as all gradients since the last optimizer step, and their norm, are."""
         for parameter in self._trained.values():
             parameter.register_hook(self._add_square)
+
+    @torch.no_grad()
+    def _undo_empty_step(self) -> None:
+        """At stage 0 in bfloat16 DeepSpeed makes a step without a gradient, to have all memory at once: Adam counts it,
+        so that the first updates would be smaller than at other stages, and it decays the weights."""
+        self.deepspeed.basic_optimizer.state.clear()
+        for (_, parameter), (_, part) in zip(self._trained.items(), self._parts(), strict=True):
+            part.masters.copy_(parameter)
 
     def _add_square(self, gradient: torch.Tensor) -> None:
         """One reduction per parameter, without waiting for the device."""
@@ -113,10 +123,10 @@ class DeepSpeedEngine:
         optimizer step changes them, except with ZeRO-3: then they are collected one by one, and copied to the CPU."""
         tensors = {}
         for name, parameter in named:
-            with deepspeed.zero.GatheredParameters([parameter], enabled=self._is_sharded):
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self.is_sharded):
                 if keep:
                     live = parameter.detach()
-                    tensors[name] = live.to("cpu", copy=True) if self._is_sharded else live
+                    tensors[name] = live.to("cpu", copy=True) if self.is_sharded else live
         return tensors
 
     def offload(self) -> None:
@@ -182,6 +192,11 @@ class DeepSpeedEngine:
 
         return write
 
+    def without_part(self, folder: Path) -> list[int]:
+        """The ranks whose part of a checkpoint is not in `folder`, though they have written it."""
+        there = {path.name for path in (folder / "deepspeed").iterdir()}
+        return [rank for rank in range(self._ranks if self._stage else 1) if file_of(folder, rank).name not in there]
+
     def load(self, folder: Path) -> None:
         """Continue from what `capture` wrote, with any number of ranks and at any ZeRO stage: bit for bit with the same
         ones, else up to the rounding of sums over other ranks.
@@ -213,8 +228,8 @@ class DeepSpeedEngine:
             for kind in KINDS:
                 self._held(part, kind).copy_(saved.elements(name, kind, part.start, part.length))
         for name, parameter in self._trained.items():
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._is_sharded):
-                if self._rank == 0 or not self._is_sharded:
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self.is_sharded):
+                if self._rank == 0 or not self.is_sharded:
                     parameter.copy_(saved.whole(name, MASTER))
 
 

@@ -159,6 +159,11 @@ class DeepSpeedLearner:
                 failed = [failure for failure in self._ranks.wait_for_answers(f"written/{number}") if failure]
             if failed:
                 raise WriteFailed("; ".join(failed))
+            if strangers := self._engine.without_part(folder):
+                raise WriteFailed(
+                    f"rank {', '.join(map(str, strangers))} has written its part of the checkpoint elsewhere than in "
+                    f"{folder}: run.folder must be one folder for all nodes, with its whole path"
+                )
 
         return write_on_all_ranks
 
@@ -211,11 +216,15 @@ class DeepSpeedLearner:
             elif command.do == "score":
                 self._mean_loss(selected)
             elif command.do == "capture":
-                self._captures += 1
-                written = self._capture(Path(command.folder)), self._captures
-                threading.Thread(target=self._write_and_answer, args=written).start()
+                self._capture_and_write(Path(command.folder))
             else:
                 plain[command.do]()
+
+    def _capture_and_write(self, folder: Path) -> None:
+        """A method of its own: what is written must not stay in memory until the next checkpoint."""
+        self._captures += 1
+        written = self._capture(folder), self._captures
+        threading.Thread(target=self._write_and_answer, args=written).start()
 
     def _offload(self) -> None:
         self._engine.offload()
@@ -328,11 +337,11 @@ class DeepSpeedLearner:
 
     def _capture(self, folder: Path) -> Callable[[], None]:
         """Copy this rank's part; the returned function writes it. Parameters that are not trained need no copy, unless
-        the GPU's memory is given back meanwhile."""
-        adapter, stays = self._adapter, not self._config.run.colocate
+        the GPU's memory is given back meanwhile; ZeRO-3 has collected copies."""
+        adapter, stays, is_copied = self._adapter, not self._config.run.colocate, self._engine.is_sharded
         held = self._engine.parameters(saved_tensors(self._module.model), keep=self._ranks.is_leader)
         tensors = {
-            name: tensor if stays and adapter and not adapter.owns(name) else tensor.to("cpu", copy=True)
+            name: tensor if is_copied or (stays and adapter and not adapter.owns(name)) else tensor.to("cpu", copy=True)
             for name, tensor in held.items()
         }
         write_engine = self._engine.capture(folder)

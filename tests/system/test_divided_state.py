@@ -67,8 +67,7 @@ def test_the_state_is_divided_again_and_the_next_update_is_the_same(tmp_path, sa
 
     before, loaded = state_of(source / "ck"), state_of(tmp_path / "ck")
     assert loaded.ranks == (ranks if stage else 1)
-    # DeepSpeed makes an empty update when it starts a bfloat16 optimizer at stage 0
-    assert loaded.updates == before.updates == (7 if (was[1], dtype) == (0, "bfloat16") else 6)
+    assert loaded.updates == before.updates == 6, "DeepSpeed's empty one at stage 0 in bfloat16 does not count"
     for name in before.shapes:
         for kind in KINDS:
             assert torch.equal(loaded.whole(name, kind), before.whole(name, kind)), (name, kind)
