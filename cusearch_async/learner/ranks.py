@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from ipaddress import ip_address
 
 import msgspec
 import torch
@@ -285,6 +286,11 @@ def _store(rank: int, size: int, timeout_s: float) -> Store:
             raise _absent([0], size, timeout_s) from error
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if ip_address(address[0]).is_loopback and int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:
+            raise ConfigError(
+                f"MASTER_ADDR {host} is {address[0]} on this machine (/etc/hosts), where ranks on other nodes do not "
+                "reach it; set MASTER_ADDR to an address that they do"
+            )
         listening = socket.socket(family, kind)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -261,6 +262,15 @@ def test_torchrun_starts_the_ranks_too(store):
     )
     assert done.returncode == 0, done.stderr
     assert {json.loads(line)["sum"] for line in done.stdout.splitlines()} == {2.0}
+
+
+def test_an_address_that_other_nodes_do_not_reach_is_refused_in_one_line(tmp_path):
+    """/etc/hosts of Debian says that a host's own name is 127.0.1.1: the ranks of other nodes found nobody there."""
+    env = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
+    said = errors_of_a_rank(env | {"LOCAL_WORLD_SIZE": "1"}, tmp_path)
+    assert re.search(r"ConfigError: MASTER_ADDR localhost is \S+ on this machine \(/etc/hosts\), where ranks", said), (
+        said
+    )
 
 
 def test_an_address_that_is_not_this_machines_is_refused_in_one_line(tmp_path):
