@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,9 @@ from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.prompting import check_template
 from cusearch_async.run.identity import Identity
+
+LONGEST_FOLDER = 50
+"""Characters: with its two names below it a socket has at most 107."""
 
 if TYPE_CHECKING:
     from cusearch_async.rollout.engine import Engine
@@ -64,13 +69,27 @@ def open_runner(
 ) -> Iterator[tuple[Engine, EpisodeRunner]]:
     """An engine that has loaded `model`, and a runner that uses it in the config's environments. `lock` is taken, if
     the run is colocated. Raises: EngineDied."""
-    with ending_at_once("vLLM was being loaded"):
-        from cusearch_async.rollout.engine import Engine  # noqa: PLC0415  (vLLM takes seconds to import)
+    with _folder_of_sockets():
+        with ending_at_once("vLLM was being loaded"):
+            from cusearch_async.rollout.engine import Engine  # noqa: PLC0415  (vLLM takes seconds to import)
 
-        engine = Engine.start(model, tokenizer, config, lock)
-    try:
-        environments = config.environments(search)
-        arguments, seed = config.model.template_arguments, config.run.seed
-        yield engine, AgentRunner(engine, environments, tokenizer, config.episode, seed, arguments, is_evaluator)
-    finally:
-        engine.close()
+            engine = Engine.start(model, tokenizer, config, lock)
+        try:
+            environments = config.environments(search)
+            arguments, seed = config.model.template_arguments, config.run.seed
+            yield engine, AgentRunner(engine, environments, tokenizer, config.episode, seed, arguments, is_evaluator)
+        finally:
+            engine.close()
+
+
+@contextmanager
+def _folder_of_sockets() -> Iterator[None]:
+    """vLLM makes sockets in the folder of temporary files, whose names may be too long there, and leaves them."""
+    folder = tempfile.gettempdir()
+    short = folder if len(folder) <= LONGEST_FOLDER else "/tmp"  # noqa: S108  (a new folder in it, for this user)
+    with tempfile.TemporaryDirectory(prefix="vllm-", dir=short, ignore_cleanup_errors=True) as own:
+        os.environ["VLLM_RPC_BASE_PATH"] = own
+        try:
+            yield
+        finally:
+            del os.environ["VLLM_RPC_BASE_PATH"]

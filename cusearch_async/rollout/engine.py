@@ -151,7 +151,10 @@ class Engine:
         while silent_s < self._stall_s:
             await asyncio.sleep(LOOK_S)
             silent_s = silent_s + LOOK_S if self.last_token_age_s >= LOOK_S else 0.0
-        self._hung = f"it had requests and produced no token for {self._stall_s:g} s (run.stall_s), and was ended"
+        self._end(f"it had requests and produced no token for {self._stall_s:g} s (run.stall_s), and was ended")
+
+    def _end(self, why: str) -> None:
+        self._hung = why
         for process in multiprocessing.active_children():
             if process.name.startswith("EngineCore"):
                 process.kill()
@@ -219,7 +222,8 @@ class Engine:
         EngineDied."""
         version = await source.open(name)
         async with self.active():
-            await self._unless_dead(self._take(version))
+            async with self._ending_if_it_hangs(name):
+                await self._unless_dead(self._take(version))
             self.version, self.loaded = version.manifest.version, name
             if check:
                 await self._unless_dead(self.check(version.manifest, name))
@@ -234,6 +238,17 @@ class Engine:
                 await self._swap(version)
         if is_gone:
             raise WeightsUnavailable(f"{version.directory} was removed before it was loaded")
+
+    @asynccontextmanager
+    async def _ending_if_it_hangs(self, name: str) -> AsyncIterator[None]:
+        """Around the loading of weights, in which an engine need not produce a token."""
+        patience_s = self._stall_s if math.isfinite(self._stall_s) else None
+        try:
+            async with asyncio.timeout(patience_s):
+                yield
+        except TimeoutError as error:
+            self._end(f"it did not load {name} within {self._stall_s:g} s (run.stall_s), and was ended")
+            raise await self._died(error) from error
 
     async def _stage(self, version: OpenedVersion) -> None:
         """The weights are in the engine's process, and the model has not changed."""
@@ -282,21 +297,26 @@ class Engine:
     async def check(self, manifest: Manifest, name: str) -> None:
         """Raises: WeightsMismatch when the engine's log-probabilities of the canary differ from the learner's, or when
         a tensor that has changed since the last check has not changed in the engine."""
+        if manifest.adapter is None:  # vLLM's checksums, over the whole model, do not cover an adapter
+            await self._refuse_stale(manifest, name)
         computed = await self.score(manifest.canary.token_ids)
         difference = float(np.abs(computed - np.asarray(manifest.canary.logprobs)).mean())
-        now = Loaded(manifest.tensors, digests_of(await self._llm.compute_weight_checksums()))
-        stale = stale_tensors(self._checked, now) if self._checked else []
-        if stale:
-            raise WeightsMismatch(
-                f"after loading {name} {len(stale)} of the engine's {len(now.digests)} tensors are still of an older "
-                f"version, such as {stale[0]}: it does not have the published weights; restart the worker"
-            )
         if not difference <= manifest.canary.tolerance:
             raise WeightsMismatch(
                 f"after loading {name} the engine's log-probabilities differ from the learner's by {difference:.4g} "
                 f"on average (allowed {manifest.canary.tolerance:g}): vLLM computes this model differently from "
                 "transformers, or did not load all weights; if a restarted worker reports the same, use another "
                 "model.path or model.dtype, and no quantisation"
+            )
+
+    async def _refuse_stale(self, manifest: Manifest, name: str) -> None:
+        """Raises: WeightsMismatch."""
+        now = Loaded(manifest.tensors, digests_of(await self._llm.compute_weight_checksums()))
+        stale = stale_tensors(self._checked, now) if self._checked else []
+        if stale:
+            raise WeightsMismatch(
+                f"after loading {name} {len(stale)} of the engine's {len(now.digests)} tensors are still of an older "
+                f"version, such as {stale[0]}: it does not have the published weights; restart the worker"
             )
         self._checked = now
 

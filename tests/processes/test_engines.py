@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +114,22 @@ def test_an_engine_for_which_no_player_can_be_made_is_closed(scene, monkeypatch)
     ):
         pass
     assert scene.events == [STARTED, CLOSED]
+
+
+@pytest.mark.parametrize("depth", [0, 5])
+def test_vllm_leaves_no_sockets_and_their_names_are_short(scene, monkeypatch, tmp_path, depth):
+    """Each engine left three in the folder of temporary files; in a long one, as Slurm's, vLLM ended with an error."""
+    folder = tmp_path.joinpath(*["a_folder_of_a_job"] * depth)
+    folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr(scene.engines, "LONGEST_FOLDER", len(str(tmp_path)))
+    location = scene.config.model.location
+    with scene.engines.open_runner(scene.config, location, load_tokenizer(location), scene):
+        sockets = Path(os.environ["VLLM_RPC_BASE_PATH"])
+        (sockets / "socket").touch()
+        assert sockets.parent == (Path("/tmp") if depth else tmp_path)
+    assert not sockets.exists()
+    assert "VLLM_RPC_BASE_PATH" not in os.environ
 
 
 async def test_a_worker_plays_the_runs_questions_and_gives_back_what_is_not_played_when_it_is_stopped(scene, caplog):

@@ -217,6 +217,23 @@ def test_an_engine_that_hangs_is_ended_and_whoever_waits_for_it_is_told(atlas_co
     with_engine(atlas_config, tmp_path, small_model(False, 0), body)
 
 
+def test_an_engine_that_hangs_while_it_loads_weights_is_ended(atlas_config, tmp_path):
+    """It need not produce a token then: its worker renewed its tickets for ever."""
+    store, model = WeightStore(tmp_path / "store"), small_model(False, 0)
+
+    async def body(engine, text):
+        process, name = engine_process(), publish(store, model, 0, text)
+        engine._stall_s = 2.0
+        process.suspend()
+        with pytest.raises(
+            EngineDied, match=rf"died: it did not load {name} within 2 s \(run\.stall_s\), and was ended"
+        ):
+            await asyncio.wait_for(engine.load(store, name, check=True), 60 * SLOW)
+        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+    with_engine(atlas_config, tmp_path, model, body)
+
+
 def test_an_engine_that_fails_is_quoted(atlas_config, tmp_path):
     """vLLM's CPU attention knows no heads of 16 numbers, and finds out at the first request."""
     shape = Qwen2Config.from_pretrained(STARTER)
