@@ -21,8 +21,8 @@ from cusearch_async.errors import CusearchError
 from cusearch_async.paths import at_home
 
 _OVERRIDE = re.compile(r"--(steps|\w+\.[\w.-]+)(=|$)")
-INTERRUPTED, NO_READER = 130, 141
-"""Exit statuses of shells: after ctrl-C (128 + SIGINT), and after `| head` (128 + SIGPIPE)."""
+INTERRUPTED, NO_READER, STOPPED = 130, 141, 143
+"""Exit statuses of shells: after ctrl-C (128 + SIGINT), after `| head` (128 + SIGPIPE), and after SIGTERM."""
 _SIMILARITY = 0.7
 """Similarity from which a word counts as a misspelling of a choice."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from cusearch_async.config import Config
-from cusearch_async.errors import Stalled
+from cusearch_async.errors import ConfigError, Stalled
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.run import folder as run_folder
 
@@ -38,7 +38,7 @@ class GpuLock:
         self._patience_s = patience_s
 
     async def take(self) -> None:
-        """Wait for the others to give the GPUs back. Raises: Stalled when they do not."""
+        """Wait for the others to give the GPUs back. Raises: Stalled when they do not; ConfigError without locks."""
         if self._try_to_take():
             return
         with log_waiting(log, f"waiting for {self._others} to give back the GPUs"):
@@ -57,6 +57,11 @@ class GpuLock:
             fcntl.flock(self._file, self._kind | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            raise ConfigError(
+                f"run.colocate: {self._path} cannot be locked ({error.strerror}); choose a run.folder on a file system "
+                "with locks"
+            ) from error
         return True
 
     def release(self) -> None:

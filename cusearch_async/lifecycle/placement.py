@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cusearch_async.config import LOOPBACK, Config
 from cusearch_async.errors import ConfigError
@@ -19,6 +20,8 @@ from cusearch_async.machine import usable_cores
 
 log = logging.getLogger(__name__)
 
+LAUNCHED = "CUSEARCH_LAUNCHED"
+"""An environment variable that `launch` sets for all processes of a run."""
 _NICENESS = 10
 
 
@@ -60,8 +63,12 @@ def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: i
         os.environ["VLLM_OMP_NUM_THREADS_SET_BY_VLLM"] = "1"
 
 
-def count_sharers(config: Config) -> int:
-    """Processes that `cusearch launch` starts on this machine without separate cores; at least 1."""
+def count_sharers(config: Config, of_its_kind: int = 1) -> int:
+    """Processes without separate cores that share this machine with one that `cusearch launch` has started, or that was
+    started by hand where Redis is on loopback: all of the run. Else the run is on several machines, and it is those
+    `of_its_kind`. At least 1."""
+    if LAUNCHED not in os.environ and urlsplit(config.redis.url).hostname not in LOOPBACK:
+        return of_its_kind
     processes = (
         (config.learner.cores, config.learner.ranks_per_node),
         (config.rollout.cores, config.rollout.workers),

@@ -33,6 +33,7 @@ def stop_on_signals() -> asyncio.Event:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def ask(number: int) -> None:
+        log.info("stopping after %s", signal.Signals(number).name)
         _asked[loop] = number
         stop.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Collection
@@ -28,10 +29,21 @@ log = logging.getLogger(__name__)
 FINISHED = "run %s is finished; this worker ends (a learner that continues the run needs workers again)"
 
 
-async def run(config: Config, name: str, cores: Collection[int]) -> None:
-    """Run the rollout worker `name` until the run is finished, or a signal arrives. Its engine, another process, keeps
-    to its cores; this one then takes any of `cores`, so that episodes do not wait for decoding."""
+async def run(config: Config, name: str, cores: Collection[int]) -> bool:
+    """Run the rollout worker `name` until the run is finished, or a signal arrives. Whether it is finished. Its engine,
+    another process, keeps to its cores; this one then takes any of `cores`, so that episodes do not wait for
+    decoding."""
     stop = stop_on_signals()
+    is_finished = await _run_until(stop, config, name, cores)
+    if is_finished:
+        log.info(FINISHED, config.run.name)
+    else:
+        log.info("stopped; its tickets are released")
+    return is_finished
+
+
+async def _run_until(stop: asyncio.Event, config: Config, name: str, cores: Collection[int]) -> bool:
+    """Whether the run is finished; else `stop` is set."""
     with log_waiting(log, "waiting for the questions to be read"), ending_at_once("the questions were being read"):
         questions = load_run_questions(config)
         tokenizer = check_model(config.model.location, config.episode.max_tokens)
@@ -43,8 +55,7 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
         await buffer.check_identity()
         state = await buffer.state()
     if finish.has_come(state):
-        log.info(FINISHED, config.run.name)
-        return
+        return True
     if state.is_finished:
         log.info("run %s was finished at step %d: waiting for a learner that continues it", config.run.name, state.step)
     async with (
@@ -53,7 +64,7 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
     ):
         agreed = await ask_retriever(search, config, identity, stop)
         if agreed is None:
-            return
+            return False
         async with (
             later(stop, config.rollout.drain_s) as gives_up,  # Redis may be away while it drains
             open_buffer(config, config.redis.outage_s, gives_up, vocab_size(config.model.location), agreed) as buffer,
@@ -63,7 +74,7 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
                 starting.does("waiting for its GPUs")
                 lock = await take_gpus(gpu_lock(config, "engine"), stop)
                 if stop.is_set():
-                    return
+                    return False
                 starting.does("loading vLLM")
                 with open_runner(config, config.model.location, tokenizer, search, lock) as (engine, runner):
                     os.sched_setaffinity(0, cores)
@@ -71,7 +82,4 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
                     starting.does("waiting for the first weights")
                     loop = RolloutLoop(name, config, buffer, engine, source, runner, search, questions, finish)
                     await loop.run(stop, starting.is_ready)
-    if loop.has_finished:
-        log.info(FINISHED, config.run.name)
-    else:
-        log.info("stopped; its tickets are released")
+    return loop.has_finished

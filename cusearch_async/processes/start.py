@@ -8,6 +8,7 @@ import asyncio
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ import uvloop
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.children import other_ranks
+from cusearch_async.lifecycle.entry import STOPPED
 from cusearch_async.lifecycle.gpus import Gpus, may_share, take_for_engine, take_for_learner
 from cusearch_async.lifecycle.placement import configure_process, count_sharers, lower_priority, require_gpus, share_of
 
@@ -30,7 +32,7 @@ def rank_of_learner(config: Config, gpu: Gpus = ()) -> Iterator[None]:
     gpus = take_for_learner(config.learner, config.run.name, may_share(config), gpu)
     with other_ranks(ENTRY, config.learner.ranks) as rank:
         here = config.learner.ranks_per_node
-        configure_process(share_of(config.learner.cores, rank % here, here), gpus, count_sharers(config))
+        configure_process(share_of(config.learner.cores, rank % here, here), gpus, count_sharers(config, here))
         # Batches of many shapes fragment a GPU's memory. Not for vLLM's processes, whose sleep mode refuses it.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         require_gpus("learner.gpus", gpus)
@@ -54,7 +56,8 @@ def rollout(config: Config, gpu: Gpus = ()) -> None:
     require_gpus("rollout.gpus", gpus)
     from cusearch_async.processes import rollout  # noqa: PLC0415  (libraries read the settings above when loaded)
 
-    uvloop.run(rollout.run(config, worker_name(), every_core))
+    if not uvloop.run(rollout.run(config, worker_name(), every_core)):
+        sys.exit(STOPPED)  # 0 would tell Kubernetes that the work of a worker that was drained is done
 
 
 def worker_name() -> str:

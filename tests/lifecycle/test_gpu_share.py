@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
+import os
 import random
 import signal
 import subprocess
@@ -11,7 +14,7 @@ from contextlib import suppress
 
 import pytest
 
-from cusearch_async.errors import EngineDied, Stalled
+from cusearch_async.errors import ConfigError, EngineDied, Stalled
 from cusearch_async.lifecycle.gpu_share import GpuLock, GpuShare
 from tests.conftest import SLOW
 
@@ -61,6 +64,15 @@ class Sleeper:
 @pytest.fixture
 def on_gpus():
     return set()
+
+
+async def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ConfigError, match=r"run\.colocate: .*gpus\.lock cannot be locked .*choose a run\.folder"):
+        await lock(tmp_path, "learner").take()
 
 
 async def settle(times=20):

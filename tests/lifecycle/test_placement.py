@@ -15,6 +15,7 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle import cuda
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.placement import (
+    LAUNCHED,
     configure_process,
     count_sharers,
     require_device,
@@ -118,6 +119,14 @@ def test_a_process_has_at_least_one_thread_and_keeps_the_number_that_a_user_sets
 
 def test_the_ranks_of_other_nodes_take_no_cores(environment):
     assert count_sharers(config_of(learner={"ranks": 16, "nodes": 2})) == 8 + 1 + 1
+
+
+def test_a_process_of_a_run_on_several_machines_takes_this_one(environment):
+    """A retriever on a machine of 64 cores searched with two of them: it shared with 16 workers that were elsewhere."""
+    elsewhere = config_of(rollout={"workers": 16}, learner={"ranks": 8}, redis={"url": "redis://redis:6379/0"})
+    assert (count_sharers(elsewhere), count_sharers(elsewhere, 8)) == (1, 8)
+    environment[LAUNCHED] = "1"
+    assert count_sharers(elsewhere) == count_sharers(elsewhere, 8) == 16 + 8 + 1
 
 
 @pytest.mark.parametrize(("is_cuda", "level"), [(True, "INFO"), (False, "ERROR")])

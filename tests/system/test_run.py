@@ -105,7 +105,8 @@ def test_a_run_of_which_every_episode_fails_ends_with_their_error_and_recommends
 
 @pytest.mark.long
 def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
-    """Rollout worker and learner first, then Redis, then the retriever; SIGTERM and SIGINT end each cleanly."""
+    """Rollout worker and learner first, then Redis, then the retriever; SIGTERM and SIGINT end each cleanly. A worker's
+    status says that its run has not ended: a Kubernetes job took one that was drained for complete."""
     run.forks = False
     rollout = run.worker("rollout")
     learner = run.worker("learner", run__steps=50)
@@ -119,7 +120,7 @@ def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
     assert "Traceback" not in output
     rollout.send_signal(signal.SIGTERM)
     status, output = finish(rollout, 60)
-    assert status == 0, output
+    assert status == 128 + signal.SIGTERM, output
     client = run.redis()
     ledger = {name: int(count) for name, count in client.hgetall("cusearch:{atlas}:ledger").items()}
     where = ("buffered", "claimed", "trained", "unselected", "expired")

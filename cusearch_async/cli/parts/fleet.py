@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from cusearch_async.config import LOOPBACK, Config, save_config
@@ -24,6 +25,7 @@ from cusearch_async.data.questions import asks_of_atlas, refuse_another_world
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
 from cusearch_async.lifecycle.children import free_port, start_child
 from cusearch_async.lifecycle.gpus import Gpus, divide
+from cusearch_async.lifecycle.placement import LAUNCHED
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.run import folder as run_folder
@@ -89,15 +91,22 @@ class Child:
     def new_lines(self) -> list[str]:
         """The lines that our code has logged since the last call, without the output of libraries."""
         with self.log.open("rb") as file:
+            self._start_again_if_cut(file)
             file.seek(self.read)
             complete, _, _ = file.read().rpartition(b"\n")
         self.read += len(complete) + bool(complete)
         found = map(_LOGGED.fullmatch, complete.decode(errors="replace").splitlines())
         return [match[1] for match in found if match]
 
+    def _start_again_if_cut(self, file: BinaryIO) -> None:
+        """Somebody, or logrotate, may have emptied it."""
+        size = os.fstat(file.fileno()).st_size
+        self.began, self.read = (where if where <= size else 0 for where in (self.began, self.read))
+
     def describe_end(self) -> str:
         """One line: the exit status and why the process has ended."""
         with self.log.open("rb") as file:
+            self._start_again_if_cut(file)
             file.seek(self.began)
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         status = self.process.returncode
@@ -315,7 +324,8 @@ class Fleet:
             secret: "" for secret, users in _SECRETS.items() if not name.startswith(users) and secret not in passed
         }
         # A file of the current folder must not be taken for a package; modules of the config are looked for there last.
-        process = start_child(command, {"PYTHONSAFEPATH": "1"} | withheld | (env or {}), path, inherited)
+        ours = {"PYTHONSAFEPATH": "1", LAUNCHED: "1"}
+        process = start_child(command, ours | withheld | (env or {}), path, inherited)
         self.children[name] = Child(name, process, path, size, size)
 
 
