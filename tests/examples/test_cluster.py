@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from cusearch_async.config import load_config
 from cusearch_async.lifecycle import gpus
 from cusearch_async.processes.start import PROCESSES
 from tests.agents.test_sdks import PYTHON as SDK_PYTHON
-from tests.conftest import SLOW, free_port
+from tests.conftest import SLOW, free_port, wait_until
 
 CLUSTER = Path(__file__).parents[2] / "docs" / "examples" / "cluster"
 FILES = ("slurm.sh", "kubernetes.yaml")
@@ -102,6 +103,31 @@ def started_by_slurm(tmp_path) -> list[list[str]]:
 def test_slurm_starts_a_worker_again_that_fails_and_ends_with_the_workers(started_by_slurm):
     assert [start[0] for start in started_by_slurm].count("retriever") == 1
     assert [start[0] for start in started_by_slurm].count("rollout") == 8 + 1
+
+
+def test_two_redis_servers_of_slurm_never_have_one_folder(tmp_path):
+    """Their data was in /shared/redis, whatever the run: the second job found the first one's, and lost its own."""
+    text = (CLUSTER / "slurm.sh").read_text(encoding="utf-8")
+    assert re.search(r"DATA=\S*\$\{RUN", text), "a folder for each run"
+    on_head = re.search(r"on \"\$HEAD\" 1 '(.*?)'\n", text, re.DOTALL)
+    assert on_head
+    server, settings = tmp_path / "redis-server", tmp_path / "settings"
+    server.write_text('#!/bin/bash\ncat > "$DATA/settings"\nexec sleep 1000\n')
+    server.chmod(0o755)
+    env = os.environ | {
+        "DATA": str(tmp_path),
+        "CUSEARCH_REDIS_PASSWORD": "x",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    command = ["bash", "-c", on_head[1]]
+    first = subprocess.Popen(command, env=env, start_new_session=True)
+    try:
+        wait_until(lambda: settings.exists() and settings.stat().st_size > 0, 20)
+        assert f"dir {tmp_path}" in settings.read_text().splitlines()
+        assert subprocess.run(command, env=env, check=False, timeout=20 * SLOW).returncode == 1, "a job of the same run"
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
 
 
 def take_gpus(monkeypatch, tmp_path, host: str, visible: str, options: tuple[str, ...], count: int) -> list[str]:

@@ -7,24 +7,26 @@
 #SBATCH --requeue
 # Nodes 1 and 2: the learner, each with a retriever, which rank 0 checks (torchrun says where that is); nodes 3 and 4: a
 # retriever and eight workers each; on node 1 also Redis.
-# Before: export CUSEARCH_REDIS_PASSWORD, a random text of your own.
+# Before: export CUSEARCH_REDIS_PASSWORD, a random text of your own. For another run: RUN=other sbatch slurm.sh, where
+# /shared/other.toml has its name and folder.
 set -euo pipefail
 : "${CUSEARCH_REDIS_PASSWORD:?export a password for Redis}"
 
+RUN=${RUN:-cluster} DATA=/shared/redis-${RUN:-cluster} # two servers must not write to one folder
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 HEAD=${NODES[0]}
 START="cusearch worker"
-SETTINGS="/shared/cluster.toml --redis.url redis://$HEAD:6379/0"
-export START SETTINGS
+SETTINGS="/shared/$RUN.toml --redis.url redis://$HEAD:6379/0"
+export START SETTINGS DATA
 
 on() { # on NODES COUNT COMMAND: once per node
     srun --overlap --nodelist="$1" --nodes="$2" --ntasks="$2" --ntasks-per-node=1 --gpus-per-node=8 bash -c "$3" &
 }
 
-mkdir -p /shared/redis
+mkdir -p "$DATA"
 # The settings come through a pipe, so that the password is in no list of processes.
-on "$HEAD" 1 'printf "%s\n" "requirepass $CUSEARCH_REDIS_PASSWORD" "bind * -::*" "dir /shared/redis" "appendonly yes" \
-    "maxmemory-policy noeviction" | redis-server -'
+on "$HEAD" 1 'printf "%s\n" "requirepass $CUSEARCH_REDIS_PASSWORD" "bind * -::*" "dir $DATA" "appendonly yes" \
+    "maxmemory-policy noeviction" | flock -n "$DATA/lock" redis-server -'
 REDIS=$!
 
 on "$HEAD,${NODES[1]}" 2 '$START retriever $SETTINGS'
