@@ -197,4 +197,4 @@ bench-selection: setup
 	$(BIN)/python -m tests.bench.bench_selection
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) $(TRL_VENV) $(SDKS_VENV) runs
+	rm -rf $(VENV) $(GPU_VENV) $(TRL_VENV) $(SDKS_VENV)

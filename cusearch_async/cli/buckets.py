@@ -72,10 +72,11 @@ async def show(config: Config, once: bool, as_json: bool = False) -> None:
         if as_json:
             print(in_json(before, config))
             return
-        if once:
-            Console().print(view(before, None, config), soft_wrap=True)  # the command at its end is to be pasted
+        console = Console()
+        if once or not console.is_terminal:  # a view that changes cannot be shown in a pipe or a file
+            console.print(view(before, None, config), soft_wrap=True)  # the command at its end is to be pasted
             return
-        with Live(view(before, None, config), refresh_per_second=4, screen=True) as live:
+        with Live(view(before, None, config), console=console, refresh_per_second=4, screen=True) as live:
             while True:
                 await asyncio.sleep(REFRESH_S)
                 now = await look(buffer)

@@ -117,7 +117,10 @@ def _confirmed(question: str) -> bool:
     """Ask the user. Raises: ConfigError when standard input is not a terminal."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} Standard input is not a terminal; add --yes to confirm")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # ctrl-D
+        return False
 
 
 async def count_keys(config: Config) -> int:

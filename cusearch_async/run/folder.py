@@ -246,7 +246,7 @@ def forget(folder: Path, keep: Collection[str] = ()) -> None:
         return
     (folder / MARKER).unlink()
     if not any(folder.iterdir()):
-        folder.rmdir()
+        folder.unlink() if folder.is_symlink() else folder.rmdir()
 
 
 def move_aside(folder: Path) -> Path | None:

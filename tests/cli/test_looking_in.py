@@ -106,6 +106,12 @@ async def test_buckets_show_depth_by_staleness_groups_workers_and_ledger(atlas_c
     assert re.search(r"w\s+\d+ s ago\s+0\s+4", shown)
 
 
+def test_without_a_terminal_buckets_are_shown_once(config, atlas_config, overrides, cusearch):
+    """In a pipe or a file nothing was shown, for ever."""
+    status, shown = cusearch("buckets", atlas_config, *overrides)
+    assert (status, "phase 2" in shown, "2 of 768" in shown) == (0, True, True)
+
+
 def test_a_view_in_json_has_all_of_it(config, atlas_config, overrides, cusearch):
     shown = json.loads(cusearch("buckets", atlas_config, "--once", "--json", *overrides)[1])
     assert [sum(counts) for counts in shown["depth_by_staleness"]] == [0, 1, 0, 1, 0, 0]

@@ -68,6 +68,19 @@ def run_reset(atlas_config: Path, overrides: list[str], yes: bool = False) -> No
     reset.run(Namespace(config=atlas_config, yes=yes), overrides)
 
 
+def test_ctrl_d_is_no(config, atlas_config, overrides, monkeypatch):
+    """It was a traceback."""
+
+    def ends(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ends)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    run_reset(atlas_config, overrides)
+    assert keys_of(config)
+    assert (config.folder / "metrics.jsonl").exists()
+
+
 def test_with_yes_keys_and_known_children_go_and_the_rest_stays(config, atlas_config, overrides):
     assert keys_of(config)
     run_reset(atlas_config, overrides, yes=True)

@@ -135,6 +135,15 @@ def test_a_symbolic_link_is_unlinked_and_not_followed(tmp_path):
     assert not folder.exists()
 
 
+def test_a_run_behind_a_link_is_deleted_with_the_link(tmp_path):
+    """On a larger disk, say: all of it went, and then came an error, before the weights in another folder."""
+    run_folder.mark(tmp_path / "disk", "mine")
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    run_folder.forget(tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["disk"]
+    assert not list((tmp_path / "disk").iterdir())
+
+
 @pytest.mark.parametrize("kind", ["current", "home", "repository"])
 def test_protected_folders_are_refused_even_with_a_marker(tmp_path, monkeypatch, kind):
     folder = tmp_path / "here"
