@@ -237,7 +237,9 @@ class WebSearch:
         if self._session is None:  # here, as a session belongs to the loop that runs
             connector = aiohttp.TCPConnector(limit=0)  # per_second is the limit
             timeout = aiohttp.ClientTimeout(self._settings.timeout_s)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, middlewares=(_send_once,))
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=timeout, middlewares=(_send_once,), trust_env=True
+            )
         if self._engine == "serper":
             headers, content = {"X-API-KEY": self._key}, {"q": query, "num": topk}
             return self._session.post(self._url, headers=headers, json=content, allow_redirects=False)

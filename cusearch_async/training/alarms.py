@@ -105,5 +105,5 @@ async def run_command(words: list[str]) -> None:
 
 async def post(url: str, values: dict[str, Any]) -> None:
     """Raises: aiohttp.ClientError."""
-    async with aiohttp.ClientSession() as session, session.post(url, json=values) as answer:
+    async with aiohttp.ClientSession(trust_env=True) as session, session.post(url, json=values) as answer:
         answer.raise_for_status()

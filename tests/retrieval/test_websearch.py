@@ -22,6 +22,8 @@ from tests.retrieval.web_services import (
     finds,
     found,
     queries,
+    search_of,
+    served,
     unless_asked_for,
 )
 
@@ -42,6 +44,15 @@ async def test_serpapi_gets_its_parameters_in_the_url():
         await found(search, "capital of Peru", topk=4)
     (seen,) = service.requests
     assert seen.fields == {"engine": "google", "q": "capital of Peru", "num": "4", "api_key": KEY}
+
+
+async def test_a_proxy_of_the_machine_is_asked(monkeypatch):
+    """Where the Internet is behind a proxy, no setting helped."""
+    async with served(finds(LIMA)) as (service, proxy):
+        monkeypatch.setenv("http_proxy", proxy)
+        async with search_of("serper", "http://search.example") as search:
+            assert await found(search, "capital of Peru") == [[LIMA_PASSAGE]]
+    assert service.requests[0].headers["Host"] == "search.example"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -42,7 +42,9 @@ async def test_a_command_is_run_once_when_an_alarm_begins(atlas_config, tmp_path
     assert caplog.text.count("alarm stops_searching at step") == 1
 
 
-async def test_an_alarm_is_posted_as_json(atlas_config, tmp_path):
+@pytest.mark.parametrize("by_proxy", [False, True])
+async def test_an_alarm_is_posted_as_json(atlas_config, tmp_path, monkeypatch, by_proxy):
+    """Also where the Internet is behind a proxy."""
     got = []
 
     async def take(request: web.Request) -> web.Response:
@@ -52,7 +54,10 @@ async def test_an_alarm_is_posted_as_json(atlas_config, tmp_path):
     application = web.Application()
     application.add_routes([web.post("/hook", take)])
     async with TestServer(application) as server:
-        found = watch(atlas_config, tmp_path, "--alarms.url", str(server.make_url("/hook")))
+        if by_proxy:
+            monkeypatch.setenv("http_proxy", str(server.make_url("/")))
+        url = "http://chat.example/hook" if by_proxy else str(server.make_url("/hook"))
+        found = watch(atlas_config, tmp_path, "--alarms.url", url)
         for step, row in enumerate([SEARCHES, NONE, NONE, NONE]):
             found.look(step, row)
         await found.finish()
@@ -82,7 +87,7 @@ async def test_what_a_new_learner_sets_aside_is_no_trouble(atlas_config, tmp_pat
 async def test_a_hook_that_fails_or_hangs_is_logged_and_holds_nothing(
     atlas_config, tmp_path, caplog, monkeypatch, hook, said
 ):
-    monkeypatch.setattr(module, "HOOK_S", 1.0)
+    monkeypatch.setattr(module, "HOOK_S", 1.0 if "more than" in said else 60.0)
     found = watch(atlas_config, tmp_path, *hook)
     for step, row in enumerate([SEARCHES, NONE, NONE, NONE]):
         found.look(step, row)
