@@ -105,8 +105,8 @@ class WeightsConfig(Section):
 
 class DataConfig(Section):
     source: Sources = Field(("atlas",), min_length=1)
-    """One or more of: `atlas`, `atlas-hard`, `atlas-hard-shallow`, a question file (.parquet, .jsonl, .json, .csv,
-    .tsv), or hf:OWNER/NAME/FILE for one on the Hugging Face Hub. An epoch visits each question once."""
+    """One or more of: `atlas`, `atlas-hard`, `atlas-hard-shallow`, `atlas-prose`, a question file (.parquet, .jsonl,
+    .json, .csv, .tsv), or hf:OWNER/NAME/FILE for one on the Hugging Face Hub. An epoch visits each question once."""
 
 
 _JUDGE_URL = service_url("http://127.0.0.1:8001/v1", "/chat/completions", "set CUSEARCH_JUDGE_KEY instead")
