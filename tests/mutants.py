@@ -121,7 +121,6 @@ MUTANTS = {
     "what the environment wrote does not tell rows apart": (BATCHING, ", rows[number].sampled.tobytes()", ", b''"),
     "rows beyond the last piece are dropped": (MATMUL, "slice(whole, count)", "slice(count, count)"),
     "a product by oneDNN is not tried first": (MATMUL, " or largest_error() > _FLOAT32_ERROR", ""),
-    "a common beginning is a token too long": (BATCHING, "int(differing[0])", "int(differing[0]) + 1"),
     "siblings are torn apart": (BATCHING, "of_ticket.setdefault(ticket, [])", "of_ticket.setdefault(index, [])"),
     "every rank does what rank 0 does": (PLAN, "return per_rank[rank]", "return per_rank[0]"),
     "advantages go to others": (PLAN, "spread(advantages[of_chosen]", "spread(advantages[: len(of_chosen)]"),

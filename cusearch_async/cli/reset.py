@@ -13,6 +13,7 @@ from cusearch_async.cli.parts.arguments import add_config
 from cusearch_async.cli.parts.opening import refuse_if_alive
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError, RunInUse
+from cusearch_async.objects import Objects
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.identity import NOBODY, refusal
 from cusearch_async.training.checkpoint_objects import CheckpointObjects
@@ -45,10 +46,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             raise RunInUse(f"this run's Redis listens at {url}; add --redis.url {url}, or stop it first")
         keys = 0 if is_in_folder else asyncio.run(count_keys(config))
         objects = CheckpointObjects.of(config)
-        published = Published.of(config)
+        store, versions = published(config)
         elsewhere = [
             (len(objects.files()) if objects is not None else 0, config.learner.checkpoint_objects),
-            (published.count() if published is not None else 0, config.weights.objects),
+            (sum(map(len, versions.values())), config.weights.objects),
         ]
         what = _describe(config, keys, is_in_folder, elsewhere)
         if not what:
@@ -63,40 +64,28 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             asyncio.run(forget_keys(config))
         if objects is not None:
             objects.forget()
-        if published is not None:
-            published.forget()
+        if store is not None:
+            from cusearch_async.weights.interface import MANIFEST  # noqa: PLC0415  (torch)
+
+            for name, files in versions.items():
+                store.remove_sealed(name, files, MANIFEST)
+            store.remove(run_folder.MARKER)
         for own in config.folders:
             run_folder.forget(own, keep=() if is_in_folder else ("redis",))
     log.info("deleted run %s: %s", config.run.name, what)
 
 
-class Published:
-    """The versions of weights in an object store."""
+def published(config: Config) -> tuple[Objects | None, dict[str, set[str]]]:
+    """The object store with the run's weights, and the files of its versions; None without one.
 
-    def __init__(self, url: str, run: str) -> None:
-        """Raises: ConfigError, also where they are another run's; MissingExtra; WeightsUnavailable."""
-        from cusearch_async.weights.objects import open_objects, refuse_others, versions_in  # noqa: PLC0415  (torch)
+    Raises: ConfigError, also where they are another run's; MissingExtra; WeightsUnavailable."""
+    if not config.weights.objects or config.weights.transport != "object":
+        return None, {}
+    from cusearch_async.weights.objects import open_objects, refuse_others, versions_in  # noqa: PLC0415  (torch)
 
-        self._objects = open_objects(url)
-        refuse_others(self._objects, run)
-        self._versions = versions_in(self._objects)
-
-    @classmethod
-    def of(cls, config: Config) -> Published | None:
-        """None where there are none. Raises: ConfigError; MissingExtra; WeightsUnavailable."""
-        url = config.weights.objects
-        return cls(url, config.run.name) if url and config.weights.transport == "object" else None
-
-    def count(self) -> int:
-        return sum(map(len, self._versions.values()))
-
-    def forget(self) -> None:
-        """Raises: WriteFailed."""
-        from cusearch_async.weights.interface import MANIFEST  # noqa: PLC0415
-
-        for name, files in self._versions.items():
-            self._objects.remove_sealed(name, files, MANIFEST)
-        self._objects.remove(run_folder.MARKER)
+    store = open_objects(config.weights.objects)
+    refuse_others(store, config.run.name)
+    return store, versions_in(store)
 
 
 def _describe(config: Config, keys: int, is_in_folder: bool, elsewhere: list[tuple[int, str | None]]) -> str:

@@ -193,7 +193,6 @@ class Config(Section):
                     "learner.reference = 'cpu': it would stay on the GPU",
                 ),
                 (not offloaded("offload_optimizer"), "no zero_optimization.offload_optimizer: all is moved"),
-                (not offloaded("offload_param"), "no zero_optimization.offload_param: all is moved"),
             )
         _require(
             learner.trained_layers is None or not learner.lora.rank,

@@ -37,21 +37,6 @@ def distinct(rows: Sequence[Row], some: Sequence[int]) -> list[list[int]]:
     return list(same.values())
 
 
-def prefix_tree_tokens(rows: Sequence[Row]) -> int:
-    """Tokens with common prefixes counted once: the nodes of the prefix tree of the token ids, which tree attention
-    would compute in one pass."""
-
-    def common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-        """Tokens that both begin with."""
-        least = min(len(one), len(other))
-        differing = np.flatnonzero(one[:least] != other[:least])
-        return int(differing[0]) if differing.size else least
-
-    # big-endian bytes of numbers that are not negative sort as the numbers do
-    ordered = sorted((row.token_ids for row in rows), key=lambda ids: ids.astype(">i4").tobytes())
-    return sum(map(len, ordered)) - sum(map(common, ordered, ordered[1:]))
-
-
 def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """Which rows each rank takes, longest first: each goes to the rank that has the fewest tokens by then
     (longest-processing-time scheduling, Graham 1969)."""

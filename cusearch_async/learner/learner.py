@@ -265,7 +265,6 @@ class DeepSpeedLearner:
             **({"train/grad_norm": float(np.mean(known))} if known else {}),
             "train/trajectories": float(len(selected)),
             "train/computed_share": computed / max(tokens, 1),
-            "train/prefix_share": plan.prefix_share,
             "train/padding_share": (padded - computed) / max(padded, 1),
             "train/lr": lr,
         }

@@ -66,9 +66,6 @@ class UpdatePlan:
     """Of all of `selected`, in order."""
     minibatches: tuple[MiniBatch, ...]
     """As many, with as many micro-batches each, on every rank."""
-    prefix_share: float
-    """Of the tokens of different rows, on all ranks, those of a beginning that another one of the same
-    mini-batch has too."""
 
     @property
     def micro_batches(self) -> list[MicroBatch]:
@@ -123,13 +120,7 @@ def plan_update(
         )
         for copies in different
     )
-    return UpdatePlan(step, tuple(selected), rows, minibatches, _prefix_share(different, rows))
-
-
-def _prefix_share(different: list[list[list[int]]], rows: Sequence[Row]) -> float:
-    computed = [[rows[same[0]] for same in copies] for copies in different]
-    tokens = sum(len(row.token_ids) for some in computed for row in some)
-    return (tokens - sum(map(batching.prefix_tree_tokens, computed))) / max(tokens, 1)
+    return UpdatePlan(step, tuple(selected), rows, minibatches)
 
 
 @dataclass(frozen=True, slots=True)

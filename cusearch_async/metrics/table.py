@@ -179,9 +179,6 @@ FAMILIES = (
                 "of the trained trajectories' tokens: in forward passes (identical trajectories of a mini-batch are "
                 "computed once)",
             ),
-            Metric(
-                "train/prefix_share", "share", "of these: in a prefix that another trajectory of the mini-batch shares"
-            ),
             Metric("train/padding_share", "share", "padding in forward passes"),
             Metric("train/optimizer_steps", "steps", "optimizer steps"),
             Metric("train/loss", "loss", "mean over mini-batches"),

@@ -100,22 +100,24 @@ def test_a_reference_that_waits_is_on_the_gpu_for_its_pass_only():
     assert {parameter.device.type for parameter in module.parameters()} == {"cpu"}
 
 
-@pytest.mark.parametrize("colocate", [False, True])
-def test_a_checkpoint_holds_no_memory_of_a_gpu_that_is_given_back(colocate, tmp_path, monkeypatch):
-    """Where engines take the GPU while it is written, the base model is copied too."""
+@pytest.mark.parametrize(("colocate", "is_sharded"), [(False, False), (True, False), (False, True)])
+def test_a_checkpoint_holds_no_memory_of_a_gpu_that_is_given_back(colocate, is_sharded, tmp_path, monkeypatch):
+    """Where engines take the GPU while it is written, the base model is copied too. ZeRO-3 has collected copies on the
+    CPU: a second one was of the whole model."""
     from cusearch_async.learner import learner
 
     base, own = torch.ones(3), torch.ones(2)
     seen = {}
     adapter = SimpleNamespace(owns=lambda name: name == "own", merged=seen.update)
     engine = SimpleNamespace(parameters=lambda names, keep: {"base": base, "own": own}, capture=lambda _: lambda: None)
+    engine.is_sharded = is_sharded
     config = SimpleNamespace(run=SimpleNamespace(colocate=colocate))
     parts = {"_adapter": adapter, "_engine": engine, "_config": config, "_tokenizer": None}
     parts |= {"_ranks": SimpleNamespace(is_leader=True), "_module": SimpleNamespace(model=None)}
     for name in ("save_adapter", "save_model", "saved_tensors"):
         monkeypatch.setattr(learner, name, lambda *_: None)
     learner.DeepSpeedLearner._capture(SimpleNamespace(**parts), tmp_path)()
-    assert seen["own"] is not own
+    assert (seen["own"] is not own) is not is_sharded
     assert (seen["base"] is not base) is colocate
 
 

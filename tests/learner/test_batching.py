@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,15 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.learner.batching import (
-    COST_OF_A_PASS,
-    collate,
-    distinct,
-    micro_batches,
-    minibatches,
-    prefix_tree_tokens,
-    shares,
-)
+from cusearch_async.learner.batching import COST_OF_A_PASS, collate, distinct, micro_batches, minibatches, shares
 from tests.strategies import make_trajectory
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=50)
@@ -66,16 +57,6 @@ def test_the_same_tokens_sampled_at_the_same_places_are_one():
     assert one.token_ids.tolist() == elsewhere.token_ids.tolist()
     assert distinct([one, longer, again, elsewhere], [3, 2, 1, 0]) == [[3], [2, 0], [1]]
     assert distinct([one, again], []) == []
-
-
-@given(st.lists(st.lists(st.integers(0, 300), min_size=4, max_size=8), max_size=12))
-def test_a_prefix_tree_has_a_node_for_each_different_beginning(sequences):
-    trajectories = [
-        replace(make_trajectory(0, prompt=1, sampled=len(ids) - 3), token_ids=np.array(ids, np.int32))
-        for ids in sequences
-    ]
-    beginnings = {tuple(ids[:end]) for ids in sequences for end in range(1, len(ids) + 1)}
-    assert prefix_tree_tokens(trajectories) == len(beginnings)
 
 
 @given(LENGTHS, st.integers(1, 8))

@@ -176,16 +176,6 @@ def test_the_tokens_of_a_plan_by_hand():
     assert third.tokens() == (0, 0, 0), "a filler"
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_share_of_common_beginnings_by_hand_is_the_same_on_every_rank(ranks):
-    """Different are one of 9 and one of 10 tokens, which begin with the same 9; copies do not count, nor do those of
-    other mini-batches."""
-    shapes = [(3, 4), (3, 5), (3, 4), (3, 4)]
-    assert [plan.prefix_share for plan in plans_of(shapes, config_of(minibatch=4), ranks)] == [9 / 19] * ranks
-    assert [plan.prefix_share for plan in plans_of(shapes, config_of(minibatch=1), ranks)] == [0.0] * ranks
-    assert [plan.prefix_share for plan in plans_of([], config_of(minibatch=4), ranks)] == [0.0] * ranks
-
-
 def advantages_only(**loss):
     """Settings with which nothing but its advantage moves a token."""
     return {"kl_coef": 0.0, "entropy_coef": 0.0} | loss

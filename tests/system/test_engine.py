@@ -111,9 +111,7 @@ def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_con
         await turn
         assert engine.last_token_age_s == 0.0
         process.kill()
-        with pytest.raises(
-            EngineDied, match=r"the vLLM engine died: it printed no error \(killed, or out of memory\?\)"
-        ):
+        with pytest.raises(EngineDied, match=r"engine died: it printed no error \(killed, or out of memory\?\)"):
             await engine.generate(text, 800, 1.0, 1, STOPS)
 
     with_engine(atlas_config, tmp_path, small_model(False, 0), body)
@@ -208,8 +206,7 @@ def test_an_engine_that_hangs_is_ended_and_whoever_waits_for_it_is_told(atlas_co
             while engine._running < 3:
                 await asyncio.sleep(0.01)
         process.suspend()
-        async with asyncio.timeout(60 * SLOW):
-            ends = await asyncio.gather(*turns, return_exceptions=True)
+        ends = await asyncio.wait_for(asyncio.gather(*turns, return_exceptions=True), 60 * SLOW)
         said = "the vLLM engine died: it had requests and produced no token for 2 s (run.stall_s), and was ended"
         assert [str(end) for end in ends] == [said] * 3
         assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
+
+from cusearch_async.errors import ConfigError
 
 Status = Literal["ok", "warning", "error", "not reachable", "too small"]
 """not reachable, too small: on this machine."""
@@ -20,6 +22,15 @@ class Finding:
     status: Status
     what: str
     text: str
+
+
+def tried(what: str, check: Callable[[], object], text: str) -> Finding:
+    """An error where the check raises a ConfigError."""
+    try:
+        check()
+    except ConfigError as error:
+        return Finding("error", what, str(error))
+    return Finding("ok", what, text)
 
 
 def table(findings: Sequence[Finding]) -> Table:

