@@ -28,6 +28,7 @@ from cusearch_async.errors import ConfigError, ContractMismatch, RetrievalUnavai
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.retrieval import protocol
 from cusearch_async.retrieval.backend import Context, Query
+from cusearch_async.retrieval.pace import Pace
 from cusearch_async.retrieval.protocol import read_at_most
 from cusearch_async.run.identity import ACCEPT_CHANGES
 from cusearch_async.surrogates import without_surrogates
@@ -43,6 +44,7 @@ _ERROR_BYTES = 800
 """Bytes of an error answer that are read for the message."""
 _WRONG_REQUEST = (400, 413, 422)
 """Statuses that a retry cannot change. 401, 403 and 404 are retried: gateways send them while their backend is down."""
+_TOO_MANY = 429
 _KINDS = {
     TimeoutError: "timeout",
     aiohttp.ClientConnectorError: "refused",
@@ -71,6 +73,7 @@ class SearchClient:
         self._health: InFlight[str, None] = InFlight()
         self._searches: InFlight[tuple[str, Context | None], list[str]] = InFlight()
         self._one_at_a_time = asyncio.Lock()
+        self._pace = Pace(settings.max_connections)
         self._failed_in_a_row = 0
         self._retrying: set[object] = set()
         """Searches whose last attempt failed; without any, the retriever does not count as down."""
@@ -91,7 +94,7 @@ class SearchClient:
     @staticmethod
     def session(settings: RetrieverConfig) -> aiohttp.ClientSession:
         """For a client; the caller closes it. Answers are not decompressed: a small one could become very large."""
-        connector = aiohttp.TCPConnector(limit=settings.max_connections)
+        connector = aiohttp.TCPConnector(limit=0)  # `Pace` has it: the time of a request begins when it is made
         timeout, headers = aiohttp.ClientTimeout(settings.timeout_s), {"Accept-Encoding": "identity"}
         return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers, auto_decompress=False)
 
@@ -187,7 +190,8 @@ class SearchClient:
         self._is_behaviour_known = False
         self._down_since = self._down_since or time.monotonic()
         self._last_failure = f"{_describe(error)}; waiting up to {outage_s:g} s"
-        is_late = time.monotonic() - began > outage_s
+        is_busy = isinstance(error, aiohttp.ClientResponseError) and error.status == _TOO_MANY
+        is_late = time.monotonic() - began > outage_s and not is_busy
         if self.down_s + self._pause_s > outage_s or (is_late and self._answered_at < began):
             down = f"has given no valid answer for {outage_s:g} s ({_describe(error)})"
             remedy = "start it (`cusearch worker retriever CONFIG`), or fix retriever.url"
@@ -228,7 +232,12 @@ class SearchClient:
         request = protocol.Request([query.text], self._settings.topk, True, seeds, contexts)
         asked, url = f"the search for {query.text!r:.200}", self._settings.url
         body = protocol.encode_request(request)
-        async with self._session.post(f"{url}/retrieve", json=body, allow_redirects=False) as response:
+        post = self._session.post(f"{url}/retrieve", json=body, allow_redirects=False)
+        async with self._pace.one(), post as response:
+            if response.status == _TOO_MANY or "Retry-After" in response.headers:
+                self._pace.slow_down(response.headers)
+            else:
+                self._pace.speed_up()
             if response.status in _WRONG_REQUEST:
                 raise SearchRefused(
                     f"the retriever at {url} refuses {asked} ({response.status}): {await _error_text(response)}"
@@ -310,7 +319,8 @@ async def _error_text(response: aiohttp.ClientResponse) -> str:
     """The text of an error answer, or the target of a redirect."""
     if 300 <= response.status < 400:
         return f"it redirects to {response.headers.get('Location', 'nowhere')!r:.200}, and redirects are not followed"
-    return (await response.content.read(_ERROR_BYTES)).decode(errors="replace")[:200]
+    text = (await response.content.read(_ERROR_BYTES)).decode(errors="replace")
+    return " ".join(text.split())[:200]
 
 
 def _status_error(response: aiohttp.ClientResponse, text: str) -> aiohttp.ClientResponseError:

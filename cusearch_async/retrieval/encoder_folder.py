@@ -144,5 +144,5 @@ def _locate(encoder: str, file: str) -> Path | None:
         raise _Unknown(f"{file} is not in the cache, and the Hub cannot be reached") from error
     except EntryNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a connection that breaks raises what the Hub's HTTP library has
         raise _Unknown(f"{file}: {first_line(error)}") from error
