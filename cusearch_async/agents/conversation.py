@@ -77,8 +77,8 @@ class Conversation:
         self.messages: tuple[Message, ...] = ()
         """Those whose tokens the policy has been given or has sampled."""
         self._tools: Tools = ()
-        self._is_open = False
-        """Whether the last turn was cut off before its end."""
+        self._ended: str | None = None
+        """The token at which the policy ended its last turn; None for one that was cut off."""
 
     def changed(self, messages: Sequence[Message], tools: Tools) -> str:
         """In which way the messages do not begin with those so far; empty where they do."""
@@ -104,9 +104,9 @@ class Conversation:
         new = messages[len(self.messages) :]
         return self._encoded([*self._frame(), *new], tools, self._after_the_turn)
 
-    def add(self, messages: Sequence[Message], tools: Tools, turn: Message, is_open: bool) -> None:
-        """The policy has answered `messages` with `turn`."""
-        self.messages, self._tools, self._is_open = (*messages, turn), tools, is_open
+    def add(self, messages: Sequence[Message], tools: Tools, turn: Message, ended: str | None) -> None:
+        """The policy has answered `messages` with `turn`, which `ended` with that token, or was cut off."""
+        self.messages, self._tools, self._ended = (*messages, turn), tools, ended
 
     def _frame(self) -> tuple[Message, Message]:
         """A question, and the last turn with its text left out. Some templates know one call a turn (Llama 3)."""
@@ -128,7 +128,10 @@ class Conversation:
         own = turn[: turn.rfind(self.end) + len(self.end)]
         if self.end not in turn or not later.startswith(own):
             raise EpisodeFailed("the chat template writes a turn in another way when a message follows it")
-        return later[len(own) - (len(self.end) if self._is_open else 0) :]
+        if self._ended is None:
+            return later[len(own) - len(self.end) :]
+        # GLM ends a call with the token that opens its result.
+        return later[len(own) :].removeprefix("" if self._ended == self.end else self._ended)
 
     def _refuse_lost_tools(self, messages: Sequence[Message], tools: Tools) -> None:
         if tools:

@@ -90,7 +90,8 @@ class Remote:
                 self._waiting.remove(offer)
                 offer.taken()
                 task = offer.task
-                here = f"http://{request.host}/sessions/{task.api_key}"
+                is_encrypted = request.headers.get("X-Forwarded-Proto") == "https"  # as a proxy with TLS says
+                here = f"{'https' if is_encrypted else 'http'}://{request.host}/sessions/{task.api_key}"
                 return web.json_response(
                     {
                         "question": task.question,
@@ -121,7 +122,7 @@ class Remote:
         if offer is None or offer.result.done():
             raise Refused("this episode has ended", code="session_ended", status=409)
         if name == "error":
-            offer.result.set_exception(EpisodeFailed(f"the program elsewhere said: {value[:500]}"))
+            offer.result.set_exception(EpisodeFailed(f"the program elsewhere said: {' '.join(value.split())[:500]}"))
         else:
             offer.result.set_result(value)
         return web.json_response({})

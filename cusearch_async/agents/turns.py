@@ -204,7 +204,8 @@ class Turns:
         self.finished += 1
         self._uncounted[number] = ({call.id for call in calls if self._counts(call)}, len(turn.token_ids))
         message = Message("assistant", parsed.text, calls, thoughts=parsed.thoughts)
-        row.conversation.add(request.messages, request.tools, message, is_open=ended != end)
+        is_whole = ended in (end, *self._chat.further_ends)
+        row.conversation.add(request.messages, request.tools, message, ended if is_whole else None)
         reason = "tool_calls" if calls else "length" if is_cut else "stop"
         return TurnReply(number, message, reason, len(prompt), len(turn.token_ids), stopped)
 

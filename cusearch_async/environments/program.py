@@ -21,11 +21,12 @@ LOOK_S = 1.0
 """A program whose output stays open has ended for at most twice this time when that is seen: a process that it has
 started may hold it."""
 _SECRET = re.compile(
-    r"CUSEARCH_|PYTHONSAFEPATH$|AWS_|AZURE_|GOOGLE_|.+_PWD$"
-    r"|(.*_)?(TOKENS?|SECRETS?|PASS(WORD|WD|PHRASE)?|(API)?KEYS?|CREDENTIALS?|AUTH)(_.*)?$",
+    r"CUSEARCH_|PYTHONSAFEPATH$|AWS_|AZURE_|GOOGLE_|.+_PWD$|.*WEBHOOK|(.*_)?(AUTH|PAT|JWT|DSN)(_.*)?$"
+    r"|.*(TOKENS?|SECRETS?|PASS(WORD|WD|PHRASE|FILE)?|KEYS?|CREDENTIALS?)(_.*)?$",
     re.IGNORECASE,
 )
-"""Variables that a program does not inherit: it may run what the policy writes."""
+_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+"""Variables that a program does not inherit, and addresses in others: it may run what the policy writes."""
 
 
 async def run_program(command: Sequence[str], passes: Collection[str], task: Task) -> Ending:
@@ -65,7 +66,11 @@ async def run_program(command: Sequence[str], passes: Collection[str], task: Tas
 
 def _environment(passes: Collection[str], task: Task) -> dict[str, str]:
     """A program in Python finds the modules beside it, which processes of a run do not look for."""
-    inherited = {name: value for name, value in os.environ.items() if name in passes or not _SECRET.match(name)}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name in passes or not (_SECRET.match(name) or _WITH_PASSWORD.search(value))
+    }
     return inherited | {
         "OPENAI_BASE_URL": task.base_url,
         "OPENAI_API_KEY": task.api_key,

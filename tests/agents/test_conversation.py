@@ -61,7 +61,7 @@ def test_each_request_appends_just_what_is_new(name, first, rounds, how):
     expected = own + "Tools: search" + "".join(map(literally, first)) + asks
     assert tokenizer.decode(given_ids) == expected
     for turn, is_open, new in rounds:
-        conversation.add(messages, TOOLS, turn, is_open)
+        conversation.add(messages, TOOLS, turn, None if is_open else END)
         messages = (*messages, written_again(turn, how), *new)
         assert conversation.changed(messages, TOOLS) == ""
         given_ids = conversation.following(messages, TOOLS)
@@ -86,7 +86,7 @@ def test_a_special_token_in_an_earlier_call_stays_text(query):
 @given(NEXT, TURN, NEXT, st.data())
 def test_a_changed_history_is_noticed(first, turn, new, data):
     conversation = Conversation(TOKENIZERS["plain"], {}, END)
-    conversation.add(tuple(first), TOOLS, turn, is_open=False)
+    conversation.add(tuple(first), TOOLS, turn, ended=END)
     history = [*first, turn, *new]
     place = data.draw(st.integers(0, len(first)))
     changed = data.draw(
@@ -119,7 +119,7 @@ def test_a_template_that_writes_a_turn_in_another_way_is_refused():
         "{{ m.content or '' }}", ""
     )
     conversation = Conversation(chat_tokenizer(template), {}, END)
-    conversation.add((Message("user", "a"),), (), Message("assistant", "b"), is_open=False)
+    conversation.add((Message("user", "a"),), (), Message("assistant", "b"), ended=END)
     messages = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
     with pytest.raises(EpisodeFailed, match="writes a turn in another way"):
         conversation.following(messages, ())
@@ -160,6 +160,40 @@ def test_what_a_template_writes_only_behind_the_last_turn_is_not_its_end():
     conversation = Conversation(tokenizer, {}, end)
     asked = (Message("user", "Where?"),)
     conversation.following(asked, ())
-    conversation.add(asked, (), Message("assistant", "There."), is_open=False)
+    conversation.add(asked, (), Message("assistant", "There."), ended=end)
     given = conversation.following((*asked, Message("assistant", "There."), Message("user", "And?")), ())
     assert tokenizer.decode(given) == "user: And?<|end|>assistant: "
+
+
+GLM = (
+    "{% for m in messages %}{% if m.role == 'tool' %}<|observation|>{{ m.content }}"
+    "{% else %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+LLAMA = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}]"
+    "{% endfor %}<|eot|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "end", "ended", "after"),
+    [
+        (GLM, "", "<|observation|>", "5<|assistant|>"),
+        (LLAMA, "<|eot|>", "<|eom|>", "<|tool|>5<|eot|><|assistant|>"),
+        (LLAMA, "<|eot|>", "<|eot|>", "<|tool|>5<|eot|><|assistant|>"),
+        (LLAMA, "<|eot|>", None, "<|eot|><|tool|>5<|eot|><|assistant|>"),
+    ],
+)
+def test_a_turn_has_one_end(template, end, ended, after):
+    """GLM ends a call with the token that opens the result, Llama 3.1 with another than its template writes: every
+    later turn was sampled behind two of them."""
+    tokenizer = chat_tokenizer(template)
+    names = ("observation", "user", "assistant", "tool", "eot", "eom")
+    tokenizer.add_tokens([AddedToken(f"<|{name}|>", special=True) for name in names])
+    assert end_of_turn(tokenizer, {}) == end
+    conversation = Conversation(tokenizer, {}, end)
+    asked, turn = (Message("user", "Where?"),), Message("assistant", "", (call("x"),))
+    conversation.add(asked, TOOLS, turn, ended)
+    given = conversation.following((*asked, turn, Message("tool", "5")), TOOLS)
+    assert tokenizer.decode(given) == after

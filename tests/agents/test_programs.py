@@ -99,11 +99,16 @@ async def test_a_program_that_has_ended_is_not_waited_for_though_another_holds_i
 async def test_a_program_inherits_no_secrets_but_those_that_it_is_passed(monkeypatch):
     kept = ("AWS_REGION_OF_THE_BUCKET", "HF_TOKEN", "WANDB_API_KEY", "MY_SECRET", "CUSEARCH_PAGE_TOKEN", "DB_PASSWORD")
     kept += ("DJANGO_SECRET_KEY", "S3_ACCESS_KEY", "OPENAI_KEY", "MYSQL_PWD", "GH_TOKEN_2", "github_token", "APIKEY")
+    kept += ("PGPASSWORD", "PGPASSFILE", "SSHPASS", "MINIO_ACCESSKEY", "S3_SECRETKEY", "ACCESSTOKEN", "CLIENTSECRET")
+    kept += ("GITHUB_PAT", "CI_JOB_JWT", "SLACK_WEBHOOK_URL", "SENTRY_DSN")
     for name in (*kept, "SERPER_API_KEY", "HOME_OF_IT", "TOKENIZERS_PARALLELISM", "KEYBOARD"):
         monkeypatch.setenv(name, "x")
-    show = "import os; print(sorted(name for name in os.environ if os.environ[name] == 'x'))"
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:x@host/db")
+    monkeypatch.setenv("PLAIN_URL", "postgres://host:5432/db")
+    show = "import os; print(sorted(name for name in os.environ if os.environ[name] == 'x' or '://' in os.environ[name]"
+    show += " and name in ('DATABASE_URL', 'PLAIN_URL')))"
     ending = await run_program((sys.executable, "-c", show), ("SERPER_API_KEY",), TASK)
-    assert ending.result == "['HOME_OF_IT', 'KEYBOARD', 'SERPER_API_KEY', 'TOKENIZERS_PARALLELISM']"
+    assert ending.result == "['HOME_OF_IT', 'KEYBOARD', 'PLAIN_URL', 'SERPER_API_KEY', 'TOKENIZERS_PARALLELISM']"
 
 
 async def test_a_program_finds_the_modules_beside_it(tmp_path, monkeypatch):

@@ -85,6 +85,16 @@ async def test_a_program_elsewhere_takes_an_episode_and_ends_it():
     assert (trajectory.prediction, trajectory.reward, trajectory.turns) == ("5", 1.0, 1)
 
 
+async def test_behind_a_proxy_with_tls_the_addresses_are_its(monkeypatch):
+    """They were of plain HTTP, so that the episode's key went over the network, or nobody answered."""
+    monkeypatch.setitem(HEADERS, "X-Forwarded-Proto", "https")
+    scene, address = scene_of("5")
+    async with running(scene):
+        task = await take(address)
+    secret = address.replace("http:", "https:")
+    assert all(task[name].startswith(f"{secret}/sessions/") for name in ("base_url", "search_url", "end_url"))
+
+
 async def test_a_program_elsewhere_is_given_the_questions_metadata():
     elsewhere = Remote(TOKEN)
     told = {"rubric": ["names a source"], "day": datetime.date(2024, 5, 1)}
