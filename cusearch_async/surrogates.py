@@ -1,6 +1,17 @@
-"""Lone surrogates (half characters): JSON can contain them, but UTF-8 and tokenizers do not accept them."""
+"""Characters that not everything takes: lone surrogates (half characters), which JSON can contain, but UTF-8 and
+tokenizers do not accept, and those that a terminal interprets."""
 
 from __future__ import annotations
+
+import re
+
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except tab and newline, characters that change the text direction, and lone surrogates."""
+
+
+def visible(text: str) -> str:
+    """`text` with escape sequences for characters that a terminal would interpret or cannot print."""
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def without_surrogates(text: str) -> str:

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from cusearch_async.alarms.rules import RULES
-from cusearch_async.cli.parts.terminal import visible
 from cusearch_async.dashboard.facts import alarms
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.errors import ConfigError
+from cusearch_async.surrogates import visible
 from cusearch_async.training.alarms import text_of
 
 

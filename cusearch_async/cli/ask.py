@@ -18,7 +18,6 @@ from rich.text import Text
 from cusearch_async.cli.parts.arguments import add_trust
 from cusearch_async.cli.parts.live import whole_checkpoint
 from cusearch_async.cli.parts.passes import answering_search, run_passes_with
-from cusearch_async.cli.parts.terminal import visible
 from cusearch_async.config import Config, load_config
 from cusearch_async.dashboard.episodes import coloured
 from cusearch_async.data.questions import refuse_another_world
@@ -28,6 +27,7 @@ from cusearch_async.lifecycle.children import free_port, start_child
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.run.folder import refuse_no_run
+from cusearch_async.surrogates import visible
 from cusearch_async.transport.server import is_listening
 from cusearch_async.types import Question, Trajectory
 

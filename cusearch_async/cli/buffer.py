@@ -19,12 +19,13 @@ from rich.text import Text
 
 from cusearch_async.cli.parts.arguments import add_config, add_trust, at_least, finite
 from cusearch_async.cli.parts.opening import open_run
-from cusearch_async.cli.parts.terminal import cut, plain, visible
+from cusearch_async.cli.parts.terminal import cut, plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.dashboard.actions import BY_OPERATOR, act
 from cusearch_async.dashboard.episodes import spans
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable, writing_output
+from cusearch_async.surrogates import visible
 from cusearch_async.transport.interface import Filter, TrajectoryRow
 from cusearch_async.types import Trajectory
 

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from cusearch_async.errors import CusearchError
 from cusearch_async.paths import at_home
+from cusearch_async.surrogates import visible
 
 _OVERRIDE = re.compile(r"--(steps|\w+\.[\w.-]+)(=|$)")
 INTERRUPTED, NO_READER, STOPPED = 130, 141, 143
@@ -115,8 +116,18 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, overrides
 
 
+class _Plain(logging.Formatter):
+    """One line a message: retrievers, programs and models write parts of them, and a terminal obeys what it reads."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (its name there)
+        record.message = visible(record.message).replace("\n", "\\n")
+        return super().formatMessage(record)
+
+
 def log_to_stderr(name: str) -> None:
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Plain(f"%(asctime)s {name}: %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for noisy in ("httpx", "httpx2", "openai", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     # The Hub's library warns at each retry; we report the final failure. It sets its level when it is imported, which a
@@ -160,7 +171,7 @@ def exit_with_one_line(name: str) -> Iterator[None]:
         if named is None:
             raise
         _give_up_output()
-        sys.exit(f"{name}: {named}")
+        sys.exit(f"{name}: {visible(named)}")
 
 
 def _is_interrupt(error: BaseException | None) -> bool:

@@ -16,13 +16,13 @@ from transformers import AutoTokenizer
 
 from cusearch_async.cli import buckets, buffer
 from cusearch_async.cli import eval as evaluate
-from cusearch_async.cli.parts.terminal import visible
 from cusearch_async.cli.preflight.finding import STYLES, Finding
 from cusearch_async.cli.preflight.finding import table as table_of_findings
 from cusearch_async.cli.preflight.memory import stages
 from cusearch_async.cli.preflight.shapes import published
 from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config, load_config
+from cusearch_async.surrogates import visible
 from cusearch_async.transport.interface import Ledger, Queues, RunState, TrajectoryRow, WorkerStatus
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory

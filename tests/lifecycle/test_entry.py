@@ -78,3 +78,25 @@ def test_retries_of_the_hub_are_not_told_by_commands_that_have_imported_it():
     told += "log_to_stderr('x'); logging.get_logger('huggingface_hub.utils._http').warning('Retrying in 1s')"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+SAYS = """
+import logging
+from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.entry import exit_with_one_line, log_to_stderr
+log_to_stderr("worker")
+foreign = "\\x1b]0;owned\\x07 down\\n12:00:00 learner: all is well"
+with exit_with_one_line("worker"):
+    logging.getLogger("any").warning("the retriever says: %s", foreign)
+    raise ConfigError(f"the retriever says: {foreign}")
+"""
+
+
+def test_what_others_write_is_no_command_to_the_terminal_and_no_line_of_the_log():
+    """A retriever's error could hide lines, and write some that looked like another process's."""
+    done = subprocess.run([sys.executable, "-c", SAYS], capture_output=True, text=True, check=False)
+    assert "\x1b" not in done.stderr
+    assert "\x07" not in done.stderr
+    logged, ended, *_ = done.stderr.splitlines()
+    assert logged.endswith(r"worker: the retriever says: \u001b]0;owned\u0007 down\n12:00:00 learner: all is well")
+    assert ended.startswith(r"worker: the retriever says: \u001b]0;owned")

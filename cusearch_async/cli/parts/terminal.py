@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from rich.text import Text
 
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except tab and newline, characters that change the text direction, and lone surrogates."""
-
-
-def visible(text: str) -> str:
-    """`text` with escape sequences for characters that a terminal would interpret or cannot print."""
-    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+from cusearch_async.surrogates import visible
 
 
 def cut(text: str) -> Text:
