@@ -12,7 +12,7 @@ from typing import Any
 from cusearch_async.alarms.history import History, Limits
 from cusearch_async.config import SAVED
 from cusearch_async.errors import ConfigError
-from cusearch_async.metrics.files import MetricsFile, read_scores
+from cusearch_async.metrics.files import MetricsFile, ScoresFile
 from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
 from cusearch_async.run.history import Start, Stop, read_starts, read_stop
 
@@ -26,6 +26,7 @@ class KeptRun:
     starts: list[Start]
     metrics: MetricsFile
     rows: list[dict[str, Any]]
+    scored: ScoresFile
     scores: list[dict[str, Any]]
     history: History | None
     """Of its rows, for alarms; None where its settings are not known."""
@@ -41,9 +42,11 @@ class KeptRun:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from error
         starts = read_starts(folder)
-        scores = read_scores(folder / SCORES, [(start.epoch, start.step) for start in starts])
         metrics = before.metrics if before else MetricsFile(folder / METRICS)
-        return cls(folder, settings, starts, metrics, metrics.read(), scores, history_of(settings, before))
+        scored = before.scored if before else ScoresFile(folder / SCORES)
+        scores = scored.read([(start.epoch, start.step) for start in starts])
+        history = history_of(settings, before)
+        return cls(folder, settings, starts, metrics, metrics.read(), scored, scores, history)
 
     def setting(self, section: str, name: str) -> Any:
         found = self.settings.get(section)

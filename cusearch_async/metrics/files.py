@@ -26,8 +26,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return MetricsFile(path).read()
 
 
-class MetricsFile:
-    """A metrics.jsonl that is read again and again: only what was appended since is parsed."""
+class _RowsFile:
+    """A file that is read again and again: only what was appended since is parsed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -37,8 +37,8 @@ class MetricsFile:
         self._place = self._lines = self._file = 0
         self._rows: list[dict[str, Any]] = []
 
-    def read(self) -> list[dict[str, Any]]:
-        """As `read_metrics`. A file that has become shorter, or was put in its place, is another one."""
+    def _read(self) -> list[dict[str, Any]]:
+        """All rows. A file that has become shorter, or was put in its place, is another one."""
         status = self._path.stat() if self._path.exists() else None
         size, file_id = (status.st_size, status.st_ino) if status else (0, 0)
         if size < self._place or file_id != self._file:
@@ -48,10 +48,40 @@ class MetricsFile:
             with self._path.open("rb") as file:
                 file.seek(self._place)
                 complete = file.read(size - self._place).rpartition(b"\n")[0]
-            self._rows += _parsed(self._path, complete, self._lines)
+            self._rows += map(self._kept, _parsed(self._path, complete, self._lines))
             self._place += len(complete) + bool(complete)
             self._lines += complete.count(b"\n") + bool(complete)
-        return _of_latest(self._rows)
+        return self._rows
+
+    def _kept(self, row: dict[str, Any]) -> dict[str, Any]:
+        return row
+
+
+class MetricsFile(_RowsFile):
+    """A metrics.jsonl."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """As `read_metrics`."""
+        return _of_latest(self._read())
+
+
+class ScoresFile(_RowsFile):
+    """An eval.jsonl."""
+
+    def read(self, starts: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """As `read_scores`."""
+        kept: dict[int, dict[str, Any]] = {}
+        for row in sorted(self._read(), key=_epoch):
+            if all(epoch <= row["epoch"] or row["step"] <= step for epoch, step in starts):
+                kept[row["step"]] = row
+        return [kept[step] for step in sorted(kept)]
+
+
+class Summaries(ScoresFile):
+    """An eval.jsonl without the figures of single questions, which may take hundreds of megabytes."""
+
+    def _kept(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in row.items() if name != "each"}
 
 
 def _of_latest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -81,12 +111,7 @@ def read_scores(path: Path, starts: Sequence[tuple[int, int]]) -> list[dict[str,
 
     `starts` holds (epoch, step) of each learner that took the run over: one that went back to `step` left later
     versions of earlier epochs, and their scores are of weights that the run does not continue from."""
-    kept: dict[int, dict[str, Any]] = {}
-    complete = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
-    for row in sorted(_parsed(path, complete), key=_epoch):
-        if all(epoch <= row["epoch"] or row["step"] <= step for epoch, step in starts):
-            kept[row["step"]] = row
-    return [kept[step] for step in sorted(kept)]
+    return ScoresFile(path).read(starts)
 
 
 def _epoch(row: dict[str, Any]) -> int:

@@ -23,7 +23,9 @@ PROJECT = "cusearch"
 _PARAMETER_LENGTH = 500
 _PARAMETERS_AT_ONCE = 100
 _REFUSED_BY_MLFLOW = re.compile(r"[^/\w.\- :]+")
-"""In the name of a metric; categories of questions are users' words."""
+"""In the name of a metric or tag; categories of questions are users' words."""
+_WANDB_TAG = 64
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Wandb(Tracker):
             dir=str(run.folder),
             config=run.settings,
             notes=run.settings["run"].get("note", ""),
-            tags=run.settings["run"].get("tags", ()),
+            tags=[tag[:_WANDB_TAG] for tag in run.settings["run"].get("tags", ())],
             resume="allow",
         )
         self._run.define_metric("step")
@@ -112,7 +114,7 @@ class MLflow(Tracker):
             client.update_run(self._id, status="RUNNING")
         else:
             tags = {"cusearch.run": run.id, "mlflow.note.content": run.settings["run"].get("note", "")}
-            tags |= dict.fromkeys(run.settings["run"].get("tags", ()), "")
+            tags |= {_REFUSED_BY_MLFLOW.sub("_", tag): "" for tag in run.settings["run"].get("tags", ())}
             self._id = client.create_run(place, run_name=run.name, tags=tags).info.run_id
         if found and found[0].data.params:
             return

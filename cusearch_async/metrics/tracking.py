@@ -18,7 +18,7 @@ from typing import Any
 from cusearch_async.errors import TrackerFailed, first_line
 from cusearch_async.files import write_file
 from cusearch_async.lifecycle.signals import stop_signals
-from cusearch_async.metrics.files import MetricsFile, read_scores
+from cusearch_async.metrics.files import MetricsFile, Summaries
 from cusearch_async.metrics.table import PLACE, scalars, scores_of
 from cusearch_async.metrics.trackers import TrackedRun, Tracker, tracker_class
 from cusearch_async.run.folder import METRICS, SCORES, TRACKED, locked
@@ -104,7 +104,7 @@ class Sender(threading.Thread):
         self._folder, self._kind, self._run = folder, kind, run
         self._last_scored, self._follows, self._stop_asked = last_scored, follows, stop
         self._tracker: Tracker | None = None
-        self._metrics = MetricsFile(folder / METRICS)
+        self._metrics, self._scores = MetricsFile(folder / METRICS), Summaries(folder / SCORES)
         self._sent = {METRICS: (0, -1), SCORES: (0, -1)}
         """The epoch and step of the newest row that was sent, by file."""
         self._kept = folder / TRACKED / f"{name.replace(':', '-')}.json"
@@ -142,7 +142,7 @@ class Sender(threading.Thread):
         """How many rows were sent. What has failed is logged, and left for the next look."""
         self.lacks, count, errors = False, 0, []
         try:
-            scores = read_scores(self._folder / SCORES, epochs_and_steps(self._folder))
+            scores = self._scores.read(epochs_and_steps(self._folder))
             self._saw_end = self._is_finished(scores)  # before the steps are read: what was written until then is sent
             if self._tracker is None:
                 self._tracker = self._kind(self._run)

@@ -11,7 +11,7 @@ from cusearch_async.dashboard.facts import lag
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.dashboard.live import Live
 from cusearch_async.dashboard.prometheus import exposition
-from cusearch_async.metrics.files import MetricsFile
+from cusearch_async.metrics.files import MetricsFile, ScoresFile
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.identity import Identity
 from cusearch_async.transport.buffer import open_buffer
@@ -129,7 +129,11 @@ def test_another_run_of_the_same_name_is_not_taken_for_this_one(config, tmp_path
 def test_an_evaluator_that_lags_is_named(tmp_path, every, scored, behind):
     rows = [{"step": step, "epoch": 1} for step in range(50)]
     scores = [] if scored is None else [{"step": scored}]
-    found = lag(KeptRun(tmp_path, {"eval": {"every": every}}, [], MetricsFile(tmp_path), rows, scores, None))
+    found = lag(
+        KeptRun(
+            tmp_path, {"eval": {"every": every}}, [], MetricsFile(tmp_path), rows, ScoresFile(tmp_path), scores, None
+        )
+    )
     said = f"{behind} steps ago" if scored else "no version is scored yet"
     assert (found is None) if behind is None else said in found["text"]
 
@@ -137,4 +141,4 @@ def test_an_evaluator_that_lags_is_named(tmp_path, every, scored, behind):
 def test_the_evaluator_of_a_fork_does_not_lag_at_its_first_step(tmp_path):
     """Before, the fork's version 0 was missed, though it began at 100."""
     rows, settings = [{"step": 100, "epoch": 1}], {"eval": {"every": 8}}
-    assert lag(KeptRun(tmp_path, settings, [], MetricsFile(tmp_path), rows, [], None)) is None
+    assert lag(KeptRun(tmp_path, settings, [], MetricsFile(tmp_path), rows, ScoresFile(tmp_path), [], None)) is None

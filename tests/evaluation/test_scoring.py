@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from dataclasses import replace
 
@@ -26,7 +27,8 @@ from cusearch_async.evaluation.scoring import (
     score_all,
     summarize,
 )
-from cusearch_async.metrics.files import read_scores
+from cusearch_async.metrics import files
+from cusearch_async.metrics.files import ScoresFile, Summaries, read_scores
 from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.transport.interface import RunState
 from cusearch_async.types import Question
@@ -180,6 +182,21 @@ def test_a_row_says_what_every_question_got(tmp_path):
     ids = [episode.question_id for episode in EPISODES[:4]]
     assert row["each"] == {"question_id": ids, "em": [0, 1, 0, 1], "depth": [0, 1, 2, 0]}
     assert row.keys() == BESIDE_SCORES, "no source of questions has these names"
+
+
+def test_only_what_is_new_of_the_scores_is_parsed(tmp_path, monkeypatch):
+    """A tracker and the page parsed all of them every two seconds: with 50,000 questions and 100 versions, half of a
+    core. A tracker keeps no figures of single questions."""
+    parsed, loads = [], json.loads
+    monkeypatch.setattr(files.json, "loads", lambda line: parsed.append(line) or loads(line))
+    scored, summaries = ScoresFile(tmp_path / "eval.jsonl"), Summaries(tmp_path / "eval.jsonl")
+    for version in range(3):
+        record(tmp_path, version, f"v{version:06d}-e1", 1.0, {"all": {"em": 0.5}}, EPISODES[:4])
+        assert [row["step"] for row in scored.read([])] == [*range(version + 1)]
+        assert len(parsed) == version + 1
+    assert "each" in scored.read([])[0]
+    assert all("each" not in row for row in summaries.read([]))
+    assert len(summaries.read([])) == 3
 
 
 def test_scores_are_curves_in_tensorboard_and_those_of_a_course_that_was_left_go(tmp_path):

@@ -39,7 +39,7 @@ def config(atlas_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "--run.trackers",
         LINES,
         "--run.tags",
-        "short",
+        '["short", "lr=1e-6"]',
     ]
     made = load_config(atlas_config, options)
     run_folder.mark(made.folder, made.run.name)
@@ -316,7 +316,7 @@ def test_mlflow_keeps_a_run(config, tmp_path, monkeypatch):
     (run,) = client.search_runs([client.get_experiment_by_name("cusearch").experiment_id])
     assert run.info.run_name == "atlas"
     assert run.info.status == "FINISHED"
-    assert "short" in run.data.tags
+    assert {"short", "lr_1e-6"} <= run.data.tags.keys(), "a tag that MLflow refuses ended the tracker"
     assert run.data.params["pool.max_staleness"] == "2"
     history = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "reward/em")}
     assert history == {0: 0.0, 1: 0.25, 2: 0.5, 3: 0.75}
