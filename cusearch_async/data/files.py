@@ -72,7 +72,7 @@ def locate(source: str, key: str) -> Path:
 
     try:
         return Path(hf_hub_download(repository, file, repo_type="dataset"))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a connection that breaks raises what the Hub's HTTP library has
         raise ConfigError(f"{key}: cannot get {source}: {first_line(error)}") from error
 
 

@@ -9,13 +9,14 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from cusearch_async.config import JudgeConfig
+from cusearch_async.config import LOOPBACK, JudgeConfig
 from cusearch_async.errors import JudgeFailed, first_line, packages_of
 from cusearch_async.types import Trajectory
 
 with packages_of("eval"):
-    from openai import AsyncOpenAI, OpenAIError
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
 KEY = "CUSEARCH_JUDGE_KEY"
 """Environment variable with the server's key, if it needs one."""
@@ -79,7 +80,11 @@ async def judge(settings: JudgeConfig, episodes: Sequence[Trajectory]) -> Verdic
 
 def _client(settings: JudgeConfig) -> AsyncOpenAI:
     key = os.environ.get(KEY, "none")
-    return AsyncOpenAI(base_url=settings.url, api_key=key, timeout=settings.timeout_s, max_retries=3)
+    is_here = urlsplit(settings.url).hostname in LOOPBACK  # no proxy of the environment reaches that
+    client = DefaultAsyncHttpxClient(trust_env=False) if is_here else None
+    return AsyncOpenAI(
+        base_url=settings.url, api_key=key, timeout=settings.timeout_s, max_retries=3, http_client=client
+    )
 
 
 async def _ask(client: AsyncOpenAI, settings: JudgeConfig, text: str) -> str:

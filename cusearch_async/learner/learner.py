@@ -221,7 +221,7 @@ class DeepSpeedLearner:
                 plain[command.do]()
 
     def _capture_and_write(self, folder: Path) -> None:
-        """A method of its own: what is written must not stay in memory until the next checkpoint."""
+        """A frame that ends: what is written must not stay in memory until the next checkpoint."""
         self._captures += 1
         written = self._capture(folder), self._captures
         threading.Thread(target=self._write_and_answer, args=written).start()

@@ -335,9 +335,14 @@ def test_a_hub_file_is_downloaded_once_by_its_library(monkeypatch, write):
     assert asked == [("owner/name", "nq/train.parquet", "dataset")]
 
 
-def test_a_hub_that_cannot_be_reached_is_named(monkeypatch):
+class Broken(Exception):
+    """As the Hub's HTTP library raises when a connection breaks."""
+
+
+@pytest.mark.parametrize("kind", [OSError, Broken])
+def test_a_hub_that_cannot_be_reached_is_named(monkeypatch, kind):
     def fail(*_, **__):
-        raise OSError("no route to host\nand more")
+        raise kind("no route to host\nand more")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
     with pytest.raises(ConfigError, match=r"data\.source: cannot get hf:a/b/c\.jsonl: no route to host$"):

@@ -57,6 +57,14 @@ async def ask(*answers, episodes=EPISODES):
         return await judge(settings, episodes), service
 
 
+async def test_a_judge_on_this_machine_is_not_asked_through_a_proxy(monkeypatch):
+    """Questions and answers went to the proxy, which refused them."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    verdicts, _ = await ask(reply("yes"))
+    assert verdicts.right == 0.75
+
+
 async def test_answers_in_other_words_are_right(monkeypatch):
     monkeypatch.setenv("CUSEARCH_JUDGE_KEY", "s3cret")
     verdicts, service = await ask(reply("Yes."), reply("yes"), reply("**No**"))
