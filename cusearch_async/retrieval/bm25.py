@@ -7,13 +7,15 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import regex
 import xxhash
+from numpy.typing import NDArray
 
 from cusearch_async.errors import ConfigError, packages_of
 from cusearch_async.extensions import load_function
@@ -153,12 +155,12 @@ def build(
     chunks.mkdir(parents=True, exist_ok=True)
     write_file(source, made_of.encode())
     vocabulary: dict[str, int] = {}
-    ids: list[list[int]] = []
+    ids = _Rows()
     for first in range(0, len(passages), _CHUNK):
         file = chunks / f"{first:012d}.npz"
         if not file.exists():
             _save_chunk(file, passages[first : first + _CHUNK], tokenizer)
-        ids += _load_chunk(file, vocabulary)
+        ids.append(*_load_chunk(file, vocabulary))
         on_progress(min(first + _CHUNK, len(passages)), len(passages))
     index, old = folder / _INDEX, folder / f"{_INDEX}.old"
     with writing(index) as unfinished:
@@ -173,12 +175,32 @@ def build(
     shutil.rmtree(chunks)
 
 
-def _index_of(ids: Any, vocabulary: dict[str, int]) -> Any:
+class _Rows:
+    """The word ids of many passages, a list each as they are read: all these lists at once would take nine times the
+    memory."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = []
+
+    def append(self, flat: NDArray[np.int32], ends: NDArray[np.int64]) -> None:
+        """Passages end to end, and where in `flat` each ends."""
+        self._parts.append((flat, ends))
+
+    def __len__(self) -> int:
+        return sum(len(ends) for _, ends in self._parts)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for flat, ends in self._parts:
+            for start, end in itertools.pairwise((0, *ends.tolist())):
+                yield flat[start:end].tolist()
+
+
+def _index_of(ids: Iterable[list[int]], vocabulary: dict[str, int]) -> Any:
     """Raises: ValueError when there is no word at all."""
     if not any(len(row) for row in ids):
         raise ValueError("the tokenizer finds no word in the corpus; BM25 has nothing to search for")
     index = bm25s.BM25(method="lucene")
-    index.index((ids, vocabulary), show_progress=False)
+    index.index(SimpleNamespace(ids=ids, vocab=vocabulary), show_progress=False)
     return index
 
 
@@ -204,13 +226,13 @@ def _save_chunk(file: Path, passages: Sequence[Passage], tokenizer: Tokenizer) -
     put_in_place(file)
 
 
-def _load_chunk(file: Path, vocabulary: dict[str, int]) -> list[list[int]]:
-    """The chunk's passages as ids of the whole `vocabulary`, which grows."""
+def _load_chunk(file: Path, vocabulary: dict[str, int]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The chunk's passages as ids of the whole `vocabulary`, which grows, and where each ends."""
     with np.load(file) as saved:
         words = json.loads(saved["words"].tobytes())
         flat, lengths = saved["ids"], saved["lengths"]
     renumbered = np.array([vocabulary.setdefault(word, len(vocabulary)) for word in words], dtype=np.int32)
-    return [row.tolist() for row in np.split(renumbered[flat], np.cumsum(lengths)[:-1])]
+    return renumbered[flat], np.cumsum(lengths, dtype=np.int64)
 
 
 def _dependencies(fingerprint: str, passages: int, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cusearch_async.retrieval import bm25
 from cusearch_async.retrieval.bm25 import Bm25Index
 
 PASSAGES = [
@@ -96,3 +98,14 @@ def test_jax_is_kept_off_the_gpu(tmp_path):
     path = os.pathsep.join([str(tmp_path), *sys.path])
     seen = subprocess.run(command, env=environment | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
     assert seen.stdout.split() == ["cpu"]
+
+
+@given(st.lists(st.lists(st.lists(st.integers(0, 10**6), max_size=4), min_size=1, max_size=4), max_size=4))
+def test_the_words_of_many_passages_are_read_passage_by_passage(chunks):
+    """All of them as Python's numbers were most of the memory that an index of Wikipedia took to make."""
+    rows = bm25._Rows()
+    for chunk in chunks:
+        flat = np.array([word for row in chunk for word in row], np.int32)
+        rows.append(flat, np.cumsum([len(row) for row in chunk]))
+    assert list(rows) == [row for chunk in chunks for row in chunk]
+    assert len(rows) == sum(map(len, chunks))
