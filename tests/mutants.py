@@ -55,6 +55,7 @@ STARTS, OWNER = ("run/history.py", "test_history.py"), ("training/takeover.py", 
 LOADING, LORA = ("rollout/weight_loader.py", "test_weight_loader.py"), ("learner/adapter.py", "test_adapter_layers.py")
 USABLE, STEP = ("study/variants.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 SERVED = ("retrieval/client.py", "test_served.py")
+PACE = ("retrieval/pace.py", "test_pace.py")
 TERMS, SCOPES = ("run/identity.py", "test_identity.py"), ("config/keys.py", "test_scopes.py")
 
 
@@ -121,6 +122,8 @@ MUTANTS = {
     "what the environment wrote does not tell rows apart": (BATCHING, ", rows[number].sampled.tobytes()", ", b''"),
     "rows beyond the last piece are dropped": (MATMUL, "slice(whole, count)", "slice(count, count)"),
     "a product by oneDNN is not tried first": (MATMUL, " or largest_error() > _FLOAT32_ERROR", ""),
+    "each refusal of a burst counts": (PACE, "if now >= self._not_before:", "if True:"),
+    "a server's pause is not kept": (PACE, "float(wanted) if", "self._pause_s if"),
     "siblings are torn apart": (BATCHING, "of_ticket.setdefault(ticket, [])", "of_ticket.setdefault(index, [])"),
     "every rank does what rank 0 does": (PLAN, "return per_rank[rank]", "return per_rank[0]"),
     "advantages go to others": (PLAN, "spread(advantages[of_chosen]", "spread(advantages[: len(of_chosen)]"),

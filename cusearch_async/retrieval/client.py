@@ -9,6 +9,7 @@ may answer then.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
@@ -44,7 +45,8 @@ _ERROR_BYTES = 800
 """Bytes of an error answer that are read for the message."""
 _WRONG_REQUEST = (400, 413, 422)
 """Statuses that a retry cannot change. 401, 403 and 404 are retried: gateways send them while their backend is down."""
-_TOO_MANY = 429
+_TOO_MANY, _BUSY = 429, 10
+"""A status, and for how many times `outage_s` a search may get it while others are answered: it waits for its turn."""
 _KINDS = {
     TimeoutError: "timeout",
     aiohttp.ClientConnectorError: "refused",
@@ -191,7 +193,7 @@ class SearchClient:
         self._down_since = self._down_since or time.monotonic()
         self._last_failure = f"{_describe(error)}; waiting up to {outage_s:g} s"
         is_busy = isinstance(error, aiohttp.ClientResponseError) and error.status == _TOO_MANY
-        is_late = time.monotonic() - began > outage_s and not is_busy
+        is_late = time.monotonic() - began > outage_s * (_BUSY if is_busy else 1)
         if self.down_s + self._pause_s > outage_s or (is_late and self._answered_at < began):
             down = f"has given no valid answer for {outage_s:g} s ({_describe(error)})"
             remedy = "start it (`cusearch worker retriever CONFIG`), or fix retriever.url"
@@ -232,8 +234,8 @@ class SearchClient:
         request = protocol.Request([query.text], self._settings.topk, True, seeds, contexts)
         asked, url = f"the search for {query.text!r:.200}", self._settings.url
         body = protocol.encode_request(request)
-        post = self._session.post(f"{url}/retrieve", json=body, allow_redirects=False)
-        async with self._pace.one(), post as response:
+        post = functools.partial(self._session.post, f"{url}/retrieve", json=body, allow_redirects=False)
+        async with self._pace.one(), post() as response:
             if response.status == _TOO_MANY or "Retry-After" in response.headers:
                 self._pace.slow_down(response.headers)
             else:

@@ -18,12 +18,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from cusearch_async.concurrency import InFlight, doubling_pause_s
-from cusearch_async.config import WebConfig
+from cusearch_async.config import LOOPBACK, WebConfig
 from cusearch_async.errors import ConfigError, SearchFailed
 from cusearch_async.files import write_file
 from cusearch_async.retrieval.backend import Passage, Query, Scored
@@ -207,7 +208,7 @@ class WebSearch:
             cap = self._settings.max_requests
             if cap is not None and self._requests >= cap:
                 spent = f"the {cap} requests that this process may send to {self._engine} are spent"
-                raise SearchFailed(f"{spent}; raise retriever.web.max_requests and start it again", status=429)
+                raise SearchFailed(f"{spent}; raise retriever.web.max_requests and start it again", status=403)
             await asyncio.sleep(self._next_start_s - time.monotonic())
             self._next_start_s = time.monotonic() + 1 / self._settings.per_second
             self._requests += 1
@@ -237,8 +238,9 @@ class WebSearch:
         if self._session is None:  # here, as a session belongs to the loop that runs
             connector = aiohttp.TCPConnector(limit=0)  # per_second is the limit
             timeout = aiohttp.ClientTimeout(self._settings.timeout_s)
+            is_away = urlsplit(self._url).hostname not in LOOPBACK  # no proxy of the environment reaches this machine
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=timeout, middlewares=(_send_once,), trust_env=True
+                connector=connector, timeout=timeout, middlewares=(_send_once,), trust_env=is_away
             )
         if self._engine == "serper":
             headers, content = {"X-API-KEY": self._key}, {"q": query, "num": topk}

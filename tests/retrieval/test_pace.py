@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
 
+from cusearch_async.errors import SearchRefused
+from cusearch_async.retrieval import pace as module
+from cusearch_async.retrieval.pace import Pace
 from tests.conftest import SLOW
 from tests.http_service import Service
 from tests.retrieval.retrievers import QUESTION, client_of, finds
@@ -57,3 +62,132 @@ async def test_a_retriever_with_a_limit_is_asked_no_faster_and_answers_all(heade
     found = await searches(busy, 60, outage_s=1.5)
     assert found == [["Lima"]] * 60
     assert busy.refused < 4 * 60
+
+
+class Clock:
+    """Time that passes only while it is slept."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        own = SimpleNamespace(sleep=self.sleep, Event=asyncio.Event, Semaphore=asyncio.Semaphore)
+        monkeypatch.setattr(module, "asyncio", own)
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def pause_of(pace: Pace, clock: Clock) -> float:
+    """Seconds until the next request may be made."""
+    before = clock.now
+    async with pace.one():
+        return clock.now - before
+
+
+@pytest.mark.parametrize(("wanted", "pause_s"), [("7", 7.0), ("3600", 30.0), ("Fri", 0.1)])
+async def test_a_refusal_lets_all_wait_as_long_as_the_server_says(clock, wanted, pause_s):
+    pace = Pace(4)
+    pace.slow_down({"Retry-After": wanted})
+    assert await pause_of(pace, clock) == pytest.approx(pause_s)
+    assert await pause_of(pace, clock) == 0
+
+
+async def test_pauses_that_the_server_does_not_name_double_and_an_answer_halves_them(clock):
+    pace, pauses = Pace(4), []
+    for _ in range(10):
+        pace.slow_down({})
+        pauses.append(await pause_of(pace, clock))
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0])
+    pace.speed_up()
+    pace.slow_down({})
+    assert await pause_of(pace, clock) == pytest.approx(30.0)
+    for _ in range(9):
+        pace.speed_up()
+    pace.slow_down({})
+    assert await pause_of(pace, clock) == pytest.approx(0.117, abs=0.01)
+
+
+async def at_once(pace: Pace, asked: int) -> int:
+    """How many of so many requests are made before the first is answered."""
+    begun, answered = [], asyncio.Event()
+
+    async def request() -> None:
+        async with pace.one():
+            begun.append(None)
+            await answered.wait()
+
+    tasks = [asyncio.ensure_future(request()) for _ in range(asked)]
+    for _ in range(3):
+        await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+    count = len(begun)
+    answered.set()
+    await asyncio.gather(*tasks)
+    assert len(begun) == asked
+    return count
+
+
+async def test_refusals_of_one_burst_halve_the_requests_once_and_answers_add_one_a_round(clock):
+    pace = Pace(16)
+    assert await at_once(pace, 40) == 16
+    for _ in range(9):
+        pace.slow_down({})
+    assert await at_once(pace, 40) == 8
+    for _ in range(9):
+        pace.speed_up()
+    assert await at_once(pace, 40) == 9
+    for _ in range(1000):
+        pace.speed_up()
+    assert await at_once(pace, 40) == 16
+
+
+async def test_searches_that_are_cancelled_leave_their_places(clock):
+    pace = Pace(2)
+
+    async def request() -> None:
+        async with pace.one():
+            await asyncio.Event().wait()
+
+    pace.slow_down({})  # one at once
+    waiting = [asyncio.ensure_future(request()) for _ in range(5)]
+    await asyncio.wait(waiting, timeout=0.1 * SLOW)
+    for task in reversed(waiting):
+        task.cancel()
+    await asyncio.wait(waiting)
+    pace.speed_up()
+    assert await at_once(pace, 5) == 2
+
+
+async def test_a_search_that_is_cancelled_before_its_turn_leaves_no_request(recwarn):
+    """Python warned of a request that nobody awaited."""
+    async with client_of(Service(Busy(answer_s=60)), max_connections=1) as client:
+        asked = [asyncio.ensure_future(client.search(f"country {n}", n, QUESTION, 0)) for n in range(3)]
+        await asyncio.wait(asked, timeout=0.3 * SLOW)
+        for one in asked:
+            one.cancel()
+        await asyncio.wait(asked)
+    gc.collect()
+    assert [str(one.message) for one in recwarn if "never awaited" in str(one.message)] == []
+
+
+async def test_a_search_that_is_always_refused_as_too_many_ends():
+    """While others are answered, as those that a web search has kept are after its budget is spent."""
+
+    async def answer(service: Service, request: web.Request) -> web.StreamResponse:
+        if (await request.json())["queries"] == ["new"]:
+            return web.Response(status=429, headers={"Retry-After": "0.01"}, text="spent")
+        return await finds("Lima")(service, request)
+
+    async with client_of(Service(answer), outage_s=0.4) as client:
+        new = asyncio.ensure_future(client.search("new", 0, QUESTION, 0))
+        number = 0
+        while not new.done():
+            number += 1
+            assert await client.search(f"known {number}", number, QUESTION, 0) == ["Lima"]
+            await asyncio.sleep(0.01)
+        with pytest.raises(SearchRefused, match="429: spent"):
+            await new

@@ -55,6 +55,12 @@ async def test_a_proxy_of_the_machine_is_asked(monkeypatch):
     assert service.requests[0].headers["Host"] == "search.example"
 
 
+async def test_no_proxy_is_asked_for_a_service_on_this_machine(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    async with asking("serper", finds(LIMA)) as (_, search):
+        assert await found(search, "capital of Peru") == [[LIMA_PASSAGE]]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("query", ["Łódź 京都 🙂", 'a&b=c#d "e" +f%20g\\', "two\nlines\x00", "?"])
 async def test_any_character_arrives_whole(engine, query):

@@ -277,7 +277,7 @@ async def test_the_budget_counts_every_request_and_names_its_setting(engine):
         await found(search, "b")
         error = await failure(search)
         assert search.figures()["budget_left"] == 0
-    assert error.status == 429
+    assert error.status == 403
     assert "the 3 requests" in str(error)
     assert "raise retriever.web.max_requests" in str(error)
     assert len(service.requests) == 3
