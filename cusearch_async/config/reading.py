@@ -39,28 +39,36 @@ def load_config(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> 
 
     Raises: ConfigError, one line per mistake."""
     values: dict[str, Any] = {}
-    paths = [files] if isinstance(files, Path) else files
-    for path in paths:
-        _lay_over(values, _read(path))
-    config = with_overrides(values, overrides)
-    return _in_its_folder(config, paths[0]) if paths else config
+    homes = []
+    for path in [files] if isinstance(files, Path) else files:
+        found = _read(path)
+        if home := _home_of(path, found.get("run")):
+            found["run"]["folder"] = home
+            homes.append((home, found["run"]["name"]))
+        _lay_over(values, found)
+    _override(values, overrides)
+    for home, name in homes:
+        if values["run"]["folder"] is home and values["run"]["name"] != name:  # another run, and no folder given for it
+            del values["run"]["folder"]
+    return _checked(values)
 
 
-def _in_its_folder(config: Config, path: Path) -> Config:
-    """`config` with the folder of `path`, if a run has saved it there, and neither name nor folder were changed since:
-    without a folder of its own it would be that of a new run below the current folder."""
-    home = path.parent
-    if path.name not in SAVED or not (home / "run.json").is_file() or home.resolve() == config.folder.resolve():
-        return config
-    saved = with_overrides(_read(path), ()).run
-    if (config.run.name, config.run.folder) != (saved.name, saved.folder):
-        return config
-    return config.model_copy(update={"run": config.run.model_copy(update={"folder": home})})
+def _home_of(path: Path, run: Any) -> str | None:
+    """The folder of `path`, if a run has saved its settings there and from here they would mean another one."""
+    if path.name not in SAVED or not (path.parent / "run.json").is_file() or not isinstance(run, dict):
+        return None
+    meant = Path(run.get("folder") or Path("runs", run.get("name", "")))
+    return None if meant.resolve() == path.parent.resolve() else str(path.parent)
 
 
 def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> Config:
     """The config of `values` as read from TOML, which are changed by the overrides. Raises: ConfigError, one line per
     mistake."""
+    _override(values, overrides)
+    return _checked(values)
+
+
+def _override(values: dict[str, Any], overrides: Sequence[str]) -> None:
     for key, value in _pairs(overrides):
         *parents, last = key.split(".")
         section = values
@@ -69,6 +77,9 @@ def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> Config:
             if not isinstance(section, dict):
                 raise ConfigError(f"--{key}: {parent} is a value, not a section")
         section[last] = value
+
+
+def _checked(values: dict[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:

@@ -291,7 +291,16 @@ def test_a_saved_config_means_the_folder_that_it_lies_in(saved, tmp_path):
     assert load_config(moved / "launch.toml").folder == moved
 
 
+def test_a_saved_config_may_come_last_and_be_corrected(saved, tmp_path):
+    first = tmp_path / "first.toml"
+    first.write_text("[learner]\nlr = 1e-3\n")
+    assert load_config([first, saved]).folder == saved.parent
+    saved.write_text(re.sub(r"\nlr = .*", "\nlr = -1.0", saved.read_text()))
+    assert load_config(saved, ["--learner.lr", "1e-6"]).folder == saved.parent
+
+
 def test_another_name_or_folder_than_the_saved_one_counts(saved, tmp_path):
+    assert load_config(saved, ["--run.folder", "runs/mine"]).folder == Path("runs/mine")
     assert load_config(saved, ["--run.name", "other"]).folder == Path("runs/other")
     assert load_config(saved, ["--run.folder", "here"]).folder == Path("here")
     copied = tmp_path / "mine.toml"
