@@ -16,7 +16,7 @@ from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFaile
 from cusearch_async.learner.interface import Learner, is_sealed
 from cusearch_async.lifecycle.gpu_share import GpuLock
 from cusearch_async.lifecycle.progress import log_waiting
-from cusearch_async.lifecycle.signals import later, stop_on_signals
+from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import changes_since_last_start, place_of_buffer, read_starts, record_start, record_stop
 from cusearch_async.run.identity import ACCEPT_CHANGES, Difference, Identity, not_this_run
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LAST_STEP_S = 20.0
-"""For which Redis is still waited for after a signal: the step that was begun is committed and saved then."""
 TAKE_OVER_S = 60.0
 """For which another learner may be taking over the same folder; nothing else is done meanwhile."""
 
@@ -134,10 +132,8 @@ class Leader:
     async def _train(self, learner: Learner, start: CheckpointState) -> None:
         config, stop = self._config, stop_on_signals()
         store = self._transport.store()
-        async with (
-            later(stop, LAST_STEP_S) as gives_up,  # Redis may be away for a moment while the last step is saved
-            self._open_buffer(config, config.redis.outage_s, gives_up, learner.vocab_size, self._identity) as buffer,
-        ):
+        opened = self._open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, self._identity)
+        async with opened as buffer:
             await self.take_over(buffer, store, start)
             try:
                 async with (

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 _CONNECTIONS = 16
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0
+_TRIES = 3
+"""Of a command once the process is to end: one answer that comes late must not cost what it still has to write."""
 _OUTAGE = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
@@ -127,9 +129,13 @@ class Connection:
                     raise
                 failed += 1
                 wait_s = doubling_pause_s(failed, _FIRST_RETRY_S, _LAST_RETRY_S)
-                if self._stop.is_set() or time.monotonic() - began + wait_s > self._patience_s:
+                is_stopping = self._stop.is_set()
+                if (is_stopping and failed >= _TRIES) or time.monotonic() - began + wait_s > self._patience_s:
                     raise self._unavailable(error) from error
                 self._log_outage(error, began)
+            if is_stopping:
+                await asyncio.sleep(wait_s)
+                continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), wait_s)
 

@@ -371,6 +371,27 @@ async def test_what_may_pass_is_waited_for_and_what_will_not_is_named_at_once(er
     assert (client.asked > 1) == is_retried
 
 
+@pytest.mark.parametrize(("failures", "is_answered"), [(2, True), (3, False)])
+async def test_a_process_that_ends_asks_again_but_not_for_long(failures, is_answered):
+    """One late answer cost a learner the checkpoint of the step that it had finished after SIGTERM."""
+    stop, asked = asyncio.Event(), []
+    stop.set()
+
+    async def command() -> str:
+        asked.append(None)
+        if len(asked) <= failures:
+            raise exceptions.TimeoutError("no answer")
+        return "saved"
+
+    connection = Connection(RedisConfig(), 1000, stop)
+    if is_answered:
+        assert await connection.run(command) == "saved"
+    else:
+        with pytest.raises(BufferUnavailable):
+            await connection.run(command)
+    assert len(asked) == 3
+
+
 @pytest.mark.parametrize(
     "error", [exceptions.ResponseError("ERR wrong number of arguments"), RuntimeError("there is no running event loop")]
 )
