@@ -123,6 +123,9 @@ class _Plain(logging.Formatter):
         record.message = visible(record.message).replace("\n", "\\n")
         return super().formatMessage(record)
 
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return visible(super().formatException(ei)).replace("\n", "\n  ")
+
 
 def log_to_stderr(name: str) -> None:
     handler = logging.StreamHandler()
@@ -171,7 +174,7 @@ def exit_with_one_line(name: str) -> Iterator[None]:
         if named is None:
             raise
         _give_up_output()
-        sys.exit(f"{name}: {visible(named)}")
+        sys.exit(f"{name}: {visible(named)}".replace("\n", "\n  "))
 
 
 def _is_interrupt(error: BaseException | None) -> bool:

@@ -88,6 +88,10 @@ log_to_stderr("worker")
 foreign = "\\x1b]0;owned\\x07 down\\n12:00:00 learner: all is well"
 with exit_with_one_line("worker"):
     logging.getLogger("any").warning("the retriever says: %s", foreign)
+    try:
+        raise ValueError(foreign)
+    except ValueError:
+        logging.getLogger("any").exception("a backend failed")
     raise ConfigError(f"the retriever says: {foreign}")
 """
 
@@ -97,6 +101,8 @@ def test_what_others_write_is_no_command_to_the_terminal_and_no_line_of_the_log(
     done = subprocess.run([sys.executable, "-c", SAYS], capture_output=True, text=True, check=False)
     assert "\x1b" not in done.stderr
     assert "\x07" not in done.stderr
-    logged, ended, *_ = done.stderr.splitlines()
+    logged, *more, ended, _ = lines = done.stderr.splitlines()
+    assert not any(line.startswith("12:00:00") for line in lines)
+    assert "Traceback (most recent call last):" in more
     assert logged.endswith(r"worker: the retriever says: \u001b]0;owned\u0007 down\n12:00:00 learner: all is well")
     assert ended.startswith(r"worker: the retriever says: \u001b]0;owned")
