@@ -37,7 +37,7 @@ AGENTS = {
         "if False:",
     ),
     "other tools pass": (TOKENS, "if list(tools) == list(self._tools)", "if True"),
-    "a cut turn is not ended": (TOKENS, "(len(self.end) if self._is_open else 0)", "0"),
+    "a cut turn is not ended": (TOKENS, "later[len(own) - len(self.end) :]", "later[len(own) :]"),
     "the end of a turn is given twice": (TOKENS, "turn[: turn.rfind(self.end) + len(self.end)]", '""'),
     "a text becomes a special token": (
         TOKENS,
@@ -131,7 +131,7 @@ AGENTS = {
         "while process.returncode is None:\n            if",
         "while reading[0].done() is False or process.returncode is None:\n            if",
     ),
-    "a program inherits secrets": (PROGRAMS, "if name in passes or not _SECRET.match(name)", ""),
+    "a program inherits secrets": (PROGRAMS, "_SECRET.match(name) or ", ""),
     "a program inherits what it is passed no more": (PROGRAMS, "if name in passes or not", "if not"),
     "a result of Anthropic's is the user's": (
         ("agents/messages.py", "agents/test_apis.py"),

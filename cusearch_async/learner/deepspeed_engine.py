@@ -194,8 +194,8 @@ class DeepSpeedEngine:
 
     def without_part(self, folder: Path) -> list[int]:
         """The ranks whose part of a checkpoint is not in `folder`, though they have written it."""
-        there = {path.name for path in (folder / "deepspeed").iterdir()}
-        return [rank for rank in range(self._ranks if self._stage else 1) if file_of(folder, rank).name not in there]
+        ranks = range(self._ranks if self._stage else 1)
+        return [rank for rank in ranks if not file_of(folder / "deepspeed", rank).exists()]
 
     def load(self, folder: Path) -> None:
         """Continue from what `capture` wrote, with any number of ranks and at any ZeRO stage: bit for bit with the same

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not declared
 
 from cusearch_async.errors import ConfigError, RanksFailed, first_line
+from cusearch_async.lifecycle.launcher import ranks_here
 
 log = logging.getLogger(__name__)
 
@@ -286,7 +287,7 @@ def _store(rank: int, size: int, timeout_s: float) -> Store:
             raise _absent([0], size, timeout_s) from error
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if ip_address(address[0]).is_loopback and int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:
+        if ip_address(address[0]).is_loopback and ranks_here(size) < size:
             raise ConfigError(
                 f"MASTER_ADDR {host} is {address[0]} on this machine (/etc/hosts), where ranks on other nodes do not "
                 "reach it; set MASTER_ADDR to an address that they do"

@@ -25,7 +25,7 @@ def launched_ranks(given: LearnerConfig, env: Mapping[str, str] = os.environ) ->
             )
         return []
     ranks = _number(env, "WORLD_SIZE")
-    here = next((_number(env, name) for name in _PER_NODE if name in env), ranks // given.nodes)
+    here = ranks_here(ranks // given.nodes, env)
     if not here:
         raise ConfigError(f"this run has {ranks} ranks for learner.nodes = {given.nodes}; each node needs one")
     if ranks % here:
@@ -38,6 +38,11 @@ def launched_ranks(given: LearnerConfig, env: Mapping[str, str] = os.environ) ->
                 f"number, or leave learner.{key} out"
             )
     return [f"--learner.{key}={number}" for key, number in launched.items()]
+
+
+def ranks_here(otherwise: int, env: Mapping[str, str] = os.environ) -> int:
+    """The ranks of this node, if a launcher states them."""
+    return next((_number(env, name) for name in _PER_NODE if name in env), otherwise)
 
 
 def _number(env: Mapping[str, str], name: str) -> int:

@@ -85,7 +85,8 @@ def open_runner(
 @contextmanager
 def _folder_of_sockets() -> Iterator[None]:
     """vLLM makes sockets in the folder of temporary files, whose names may be too long there, and leaves them."""
-    folder = tempfile.gettempdir()
+    given = os.environ.get("VLLM_RPC_BASE_PATH")
+    folder = given or tempfile.gettempdir()
     short = folder if len(folder) <= LONGEST_FOLDER else "/tmp"  # noqa: S108  (a new folder in it, for this user)
     with tempfile.TemporaryDirectory(prefix="vllm-", dir=short, ignore_cleanup_errors=True) as own:
         os.environ["VLLM_RPC_BASE_PATH"] = own
@@ -93,3 +94,5 @@ def _folder_of_sockets() -> Iterator[None]:
             yield
         finally:
             del os.environ["VLLM_RPC_BASE_PATH"]
+            if given:
+                os.environ["VLLM_RPC_BASE_PATH"] = given

@@ -221,9 +221,8 @@ class Engine:
         Raises: WeightsUnavailable (nothing has changed); WeightsMismatch (the engine must not be used any more);
         EngineDied."""
         version = await source.open(name)
-        async with self.active():
-            async with self._ending_if_it_hangs(name):
-                await self._unless_dead(self._take(version))
+        async with self.active(), self._ending_if_it_hangs(name):
+            await self._unless_dead(self._take(version))
             self.version, self.loaded = version.manifest.version, name
             if check:
                 await self._unless_dead(self.check(version.manifest, name))

@@ -113,18 +113,21 @@ def test_two_redis_servers_of_slurm_never_have_one_folder(tmp_path):
     assert on_head
     server, settings = tmp_path / "redis-server", tmp_path / "settings"
     server.write_text('#!/bin/bash\ncat > "$DATA/settings"\nexec sleep 1000\n')
-    server.chmod(0o755)
+    (tmp_path / "scancel").write_text('#!/bin/bash\ntouch "$DATA/cancelled-$1"\n')
+    for program in (server, tmp_path / "scancel"):
+        program.chmod(0o755)
     env = os.environ | {
         "DATA": str(tmp_path),
         "CUSEARCH_REDIS_PASSWORD": "x",
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
-    command = ["bash", "-c", on_head[1]]
+    command = ["bash", "-c", on_head[1].replace("-w 180", "-w 0")]
     first = subprocess.Popen(command, env=env, start_new_session=True)
     try:
         wait_until(lambda: settings.exists() and settings.stat().st_size > 0, 20)
         assert f"dir {tmp_path}" in settings.read_text().splitlines()
-        assert subprocess.run(command, env=env, check=False, timeout=20 * SLOW).returncode == 1, "a job of the same run"
+        subprocess.run(command, env=env | {"SLURM_JOB_ID": "2"}, check=True, timeout=20 * SLOW)
+        assert (tmp_path / "cancelled-2").exists(), "a job of the same run"
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()

@@ -132,6 +132,15 @@ def test_vllm_leaves_no_sockets_and_their_names_are_short(scene, monkeypatch, tm
     assert "VLLM_RPC_BASE_PATH" not in os.environ
 
 
+def test_a_folder_that_a_user_names_for_vllms_sockets_is_taken(scene, monkeypatch, tmp_path):
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
+    monkeypatch.setattr(scene.engines, "LONGEST_FOLDER", len(str(tmp_path)))
+    location = scene.config.model.location
+    with scene.engines.open_runner(scene.config, location, load_tokenizer(location), scene):
+        assert Path(os.environ["VLLM_RPC_BASE_PATH"]).parent == tmp_path
+    assert os.environ["VLLM_RPC_BASE_PATH"] == str(tmp_path)
+
+
 async def test_a_worker_plays_the_runs_questions_and_gives_back_what_is_not_played_when_it_is_stopped(scene, caplog):
     """Version 0 opens tickets below 12, version 1 those below 16."""
     caplog.set_level("INFO")

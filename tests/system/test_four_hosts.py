@@ -3,6 +3,7 @@ judged as in the campaigns of faults (chaos/checker.py)."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,7 +162,8 @@ def test_the_demo_learns_on_four_hosts_that_come_and_go(hosts: Hosts, tmp_path: 
     (tmp_path / "disk-of-d" / "full").unlink()
 
     leaving.terminate()
-    run.must_end_well(leaving, 130)
+    wait_until(lambda: leaving.poll() is not None, 130)
+    assert leaving.returncode == 128 + signal.SIGTERM, hosts.said()
     for process in (learner, staying, back, evaluator):
         run.must_end_well(process, STEP_S * STEPS)
 

@@ -264,10 +264,11 @@ def test_torchrun_starts_the_ranks_too(store):
     assert {json.loads(line)["sum"] for line in done.stdout.splitlines()} == {2.0}
 
 
-def test_an_address_that_other_nodes_do_not_reach_is_refused_in_one_line(tmp_path):
+@pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "LOCAL_SIZE"])
+def test_an_address_that_other_nodes_do_not_reach_is_refused_in_one_line(tmp_path, name):
     """/etc/hosts of Debian says that a host's own name is 127.0.1.1: the ranks of other nodes found nobody there."""
     env = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
-    said = errors_of_a_rank(env | {"LOCAL_WORLD_SIZE": "1"}, tmp_path)
+    said = errors_of_a_rank(env | {name: "1"}, tmp_path)
     assert re.search(r"ConfigError: MASTER_ADDR localhost is \S+ on this machine \(/etc/hosts\), where ranks", said), (
         said
     )
