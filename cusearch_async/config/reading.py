@@ -44,12 +44,12 @@ def load_config(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> 
         found = _read(path)
         if home := _home_of(path, found.get("run")):
             found["run"]["folder"] = home
-            homes.append((home, found["run"]["name"]))
+            homes.append((home, found["run"].get("name")))
         _lay_over(values, found)
     _override(values, overrides)
     for home, name in homes:
-        if values["run"]["folder"] is home and values["run"]["name"] != name:  # another run, and no folder given for it
-            del values["run"]["folder"]
+        if values["run"]["folder"] is home and values["run"].get("name") != name:
+            del values["run"]["folder"]  # another run, for which no folder is given
     return _checked(values)
 
 
