@@ -123,7 +123,7 @@ MUTANTS = {
     "rows beyond the last piece are dropped": (MATMUL, "slice(whole, count)", "slice(count, count)"),
     "a product by oneDNN is not tried first": (MATMUL, " or largest_error() > _FLOAT32_ERROR", ""),
     "each refusal of a burst counts": (PACE, "if now >= self._not_before:", "if True:"),
-    "a server's pause is not kept": (PACE, "float(wanted) if", "self._pause_s if"),
+    "a server's pause is not kept": (PACE, "if wanted_s is None", "if True"),
     "siblings are torn apart": (BATCHING, "of_ticket.setdefault(ticket, [])", "of_ticket.setdefault(index, [])"),
     "every rank does what rank 0 does": (PLAN, "return per_rank[rank]", "return per_rank[0]"),
     "advantages go to others": (PLAN, "spread(advantages[of_chosen]", "spread(advantages[: len(of_chosen)]"),

@@ -46,6 +46,7 @@ from cusearch_async.config.secrets import (
     LOOPBACK,
     agents_token,
     given_page_token,
+    is_loopback,
     make_page_token,
     make_weights_token,
     redis_password,

@@ -16,6 +16,11 @@ from cusearch_async.files import write_file
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
+def is_loopback(url: str) -> bool:
+    """Whether the host of `url` is this machine, by an address that no proxy and no other machine reaches."""
+    return urlsplit(url).hostname in LOOPBACK
+
+
 def redis_password(settings: RedisConfig, folder: Path) -> str | None:
     """CUSEARCH_REDIS_PASSWORD; else the content of `redis_password_file`; None without both. `folder` is the run's.
 

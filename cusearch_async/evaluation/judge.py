@@ -9,9 +9,8 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
-from cusearch_async.config import LOOPBACK, JudgeConfig
+from cusearch_async.config import JudgeConfig, is_loopback
 from cusearch_async.errors import JudgeFailed, first_line, packages_of
 from cusearch_async.types import Trajectory
 
@@ -80,7 +79,7 @@ async def judge(settings: JudgeConfig, episodes: Sequence[Trajectory]) -> Verdic
 
 def _client(settings: JudgeConfig) -> AsyncOpenAI:
     key = os.environ.get(KEY, "none")
-    is_here = urlsplit(settings.url).hostname in LOOPBACK  # no proxy of the environment reaches that
+    is_here = is_loopback(settings.url or "")  # no proxy of the environment reaches that
     client = DefaultAsyncHttpxClient(trust_env=False) if is_here else None
     return AsyncOpenAI(
         base_url=settings.url, api_key=key, timeout=settings.timeout_s, max_retries=3, http_client=client

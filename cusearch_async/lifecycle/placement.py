@@ -10,9 +10,8 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from cusearch_async.config import LOOPBACK, Config
+from cusearch_async.config import LOOPBACK, Config, is_loopback
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle import cuda
 from cusearch_async.lifecycle.gpus import cuda_name
@@ -67,7 +66,7 @@ def count_sharers(config: Config, of_its_kind: int = 1) -> int:
     """Processes without separate cores that share this machine with one that `cusearch launch` has started, or that was
     started by hand where Redis is on loopback: all of the run. Else the run is on several machines, and it is those
     `of_its_kind`. At least 1."""
-    if LAUNCHED not in os.environ and urlsplit(config.redis.url).hostname not in LOOPBACK:
+    if LAUNCHED not in os.environ and not is_loopback(config.redis.url):
         return of_its_kind
     processes = (
         (config.learner.cores, config.learner.ranks_per_node),

@@ -11,6 +11,12 @@ from contextlib import asynccontextmanager
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
 
 
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a server asks to wait; None where it names none, or a date."""
+    wanted = headers.get("Retry-After", "").strip()
+    return float(wanted) if re.fullmatch(r"\d+(\.\d+)?", wanted) else None
+
+
 class Pace:
     """At most `most` requests at once. Each "too many" halves their number, and lets all wait as long as the server
     says, or twice as long as the last time; each answer adds a little (Chiu and Jain 1989)."""
@@ -41,12 +47,12 @@ class Pace:
 
     def slow_down(self, headers: Mapping[str, str]) -> None:
         """The server has refused a request as too many, with these `headers`."""
-        now, wanted = time.monotonic(), headers.get("Retry-After", "").strip()  # it may hold a date
+        now, wanted_s = time.monotonic(), retry_after_s(headers)
         if now >= self._not_before:  # else it was asked before the pause began
             self._room = max(1.0, self._room / 2)
             self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
-        said_s = float(wanted) if re.fullmatch(r"\d+(\.\d+)?", wanted) else self._pause_s
-        self._not_before = max(self._not_before, now + min(said_s, _LONGEST_PAUSE_S))
+        pause_s = self._pause_s if wanted_s is None else min(wanted_s, _LONGEST_PAUSE_S)
+        self._not_before = max(self._not_before, now + pause_s)
 
     def speed_up(self) -> None:
         """The server has answered a request."""

@@ -18,16 +18,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from cusearch_async.concurrency import InFlight, doubling_pause_s
-from cusearch_async.config import LOOPBACK, WebConfig
+from cusearch_async.config import WebConfig, is_loopback
 from cusearch_async.errors import ConfigError, SearchFailed
 from cusearch_async.files import write_file
 from cusearch_async.retrieval.backend import Passage, Query, Scored
+from cusearch_async.retrieval.pace import retry_after_s
 from cusearch_async.retrieval.protocol import read_answer
 
 log = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class WebSearch:
         if self._session is None:  # here, as a session belongs to the loop that runs
             connector = aiohttp.TCPConnector(limit=0)  # per_second is the limit
             timeout = aiohttp.ClientTimeout(self._settings.timeout_s)
-            is_away = urlsplit(self._url).hostname not in LOOPBACK  # no proxy of the environment reaches this machine
+            is_away = not is_loopback(self._url)  # no proxy of the environment reaches this machine
             self._session = aiohttp.ClientSession(
                 connector=connector, timeout=timeout, middlewares=(_send_once,), trust_env=is_away
             )
@@ -255,8 +255,7 @@ class WebSearch:
             return _Failure(f"{reason}; {remedy}", status=403, is_final=True)
         if status != 429 and status < 500:
             return _Failure(reason, is_final=True)
-        wanted = response.headers.get("Retry-After", "").strip()  # it may hold a date
-        wait_s = float(wanted) if re.fullmatch(r"\d+(\.\d+)?", wanted) else 0.0
+        wait_s = retry_after_s(response.headers) or 0.0
         return _Failure(reason, 429 if status == 429 else 502, retry_after_s=wait_s)
 
     def _short(self, text: str) -> str:

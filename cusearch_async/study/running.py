@@ -11,9 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from cusearch_async.config import LOOPBACK
+from cusearch_async.config import is_loopback
 from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import free_port, start_child
 from cusearch_async.lifecycle.progress import log_waiting
@@ -108,7 +107,7 @@ def _command(plan: Plan, run: PlannedRun, where: Path) -> list[str]:
         "redis.url": f"redis://127.0.0.1:{free_port()}/0",
         **places_of(run),
     }
-    if urlsplit(run.config.retriever.url).hostname in LOOPBACK:  # launch starts it with the settings of this run
+    if is_loopback(run.config.retriever.url):  # launch starts it with the settings of this run
         own["retriever.url"] = f"http://127.0.0.1:{free_port()}"
     words = [word for key, value in own.items() for word in (f"--{key}", value)]
     launch = [sys.executable, "-m", "cusearch_async.cli.main", "launch", *map(str, plan.study.configs)]

@@ -8,13 +8,12 @@ import logging
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from cusearch_async.alarms.firing import Alarm, firing_of, look_closer
 from cusearch_async.alarms.history import History, Limits
-from cusearch_async.config import LOOPBACK, Config
+from cusearch_async.config import Config, is_loopback
 from cusearch_async.errors import StoppedByAlarm, first_line
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.metrics.table import Metrics
@@ -106,6 +105,6 @@ async def run_command(words: list[str]) -> None:
 
 async def post(url: str, values: dict[str, Any]) -> None:
     """Raises: aiohttp.ClientError."""
-    is_away = urlsplit(url).hostname not in LOOPBACK  # no proxy of the environment reaches this machine
+    is_away = not is_loopback(url)  # no proxy of the environment reaches this machine
     async with aiohttp.ClientSession(trust_env=is_away) as session, session.post(url, json=values) as answer:
         answer.raise_for_status()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +15,7 @@ def child(tmp_path):
     """The learner of a second launch, whose log has been read to its end."""
     log = tmp_path / "learner.log"
     log.write_text("10:00:00 learner: of the launch before\n" * 100)
-    process: subprocess.Popen[bytes] = SimpleNamespace(returncode=1)  # type: ignore[assignment]
+    process: Any = SimpleNamespace(returncode=1)
     return Child("learner", process, log, log.stat().st_size, log.stat().st_size)
 
 

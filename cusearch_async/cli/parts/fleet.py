@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
-from urllib.parse import urlsplit
 
-from cusearch_async.config import LOOPBACK, Config, save_config
+from cusearch_async.config import Config, is_loopback, save_config
 from cusearch_async.dashboard.server import address_of
 from cusearch_async.data.questions import asks_of_atlas, refuse_another_world
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
@@ -185,7 +184,7 @@ class Fleet:
         if is_listening(url):
             log.info("reusing the %s already running at %s", name, url)
             return
-        if urlsplit(url).hostname not in LOOPBACK:
+        if not is_loopback(url):
             raise RetrievalUnavailable(
                 f"no {name} listens at {url}; start one there: launch starts one on loopback only"
             )

@@ -16,7 +16,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.cli.preflight.finding import Finding, tried
-from cusearch_async.config import BACKENDS, EMBEDDED, LOOPBACK, Config, RetrieverConfig
+from cusearch_async.config import BACKENDS, EMBEDDED, Config, RetrieverConfig, is_loopback
 from cusearch_async.data.files import HUB, hub_place
 from cusearch_async.data.questions import (
     asks_of_atlas,
@@ -62,7 +62,7 @@ def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
         text = f"names no held-out questions, which {needed_by} needs: set benchmarks or question files"
         yield Finding("error" if config.eval.every else "warning", "eval.suite", text)
     retriever = config.retriever
-    is_ours = urlsplit(retriever.url).hostname in LOOPBACK and not is_listening(retriever.url)
+    is_ours = is_loopback(retriever.url) and not is_listening(retriever.url)
     if is_ours and searches_another_world(config):
         text = f"{retriever.corpus}, embedded, but the questions are others: start your server, or name your passages"
         yield Finding("warning", "retriever.corpus", text)
@@ -165,7 +165,7 @@ def _service(
     """`start`: the command that starts it; `by_launch`: `launch` does, too, on loopback."""
     listening = [place for place in places_of(url) if is_listening(place)]
     if not listening:
-        if urlsplit(url).hostname not in LOOPBACK:
+        if not is_loopback(url):
             return Finding(
                 "not reachable", key, f"nothing listens at {url}: start one there; ours are on loopback only"
             )
