@@ -73,8 +73,7 @@ class DeepSpeedLearner:
         self._tokenizer = load_tokenizer(config.model.location)
         model = load_causal_lm(config.model.location, config.model.dtype, config.learner.attention)
         try_to_save(model, self._tokenizer, config.model.location)
-        if not config.learner.compile and config.learner.zero_stage < 3:
-            matmul.use_fastest(model)
+        matmul.use_fastest(model, config.learner)
         if config.learner.trained_layers:
             train_upper_layers(model, config.learner.trained_layers, config.model.location)
         lora, has_reference = config.learner.lora, config.loss.kl_coef > 0

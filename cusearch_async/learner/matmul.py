@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from cusearch_async.config import LearnerConfig
+
 PIECE = 256
 _SHAPES = ((128, 384), (384, 128), (1000, 33), (64, 512))
 """Inputs and outputs of the layers that are tried."""
@@ -24,9 +26,11 @@ _FLOAT32_ERROR = 1e-5
 """Of a product, relative: float32 has 4e-7 at most, factors that are rounded to bfloat16 have 1e-3."""
 
 
-def use_fastest(model: nn.Module) -> None:
+def use_fastest(model: nn.Module, learner: LearnerConfig) -> None:
     """Let oneDNN compute the linear layers of a float32 `model` on the CPU, where it is faster and as exact. Its
-    parameters stay."""
+    parameters stay. Compiled layers and ZeRO-3 take torch's."""
+    if learner.compile or learner.zero_stage == 3:
+        return
     if torch.cuda.is_available() or not _is_slow_with_mkl() or largest_error() > _FLOAT32_ERROR:
         return
     for module in model.modules():

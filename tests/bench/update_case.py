@@ -88,7 +88,7 @@ def bare(case: dict[str, Any]) -> Update:
         for _ in range(2)
     )
     for model in (policy, reference):
-        matmul.use_fastest(model)
+        matmul.use_fastest(model, config.learner)
     if config.learner.trained_layers:
         train_upper_layers(policy, config.learner.trained_layers, config.model.location)
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]

@@ -12,6 +12,7 @@ from transformers import Qwen3Config
 from cusearch_async.cli.preflight import speed
 from cusearch_async.cli.preflight.shapes import published, read_shape
 from cusearch_async.config import STARTER, Config, load_config
+from cusearch_async.learner import matmul
 
 TOKENS = speed.ROWS * speed.LENGTH
 
@@ -25,7 +26,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[float, float]]:
     """Seconds of one and of three layers, by data type."""
     seconds = {"float32": (1.0, 5.0), "bfloat16": (2.0, 10.0)}
 
-    def fake(shape: Any, dtype: str, layers: int, layers_alone: bool) -> float:
+    def fake(shape: Any, dtype: str, layers: int, learner: Any) -> float:
         return seconds[dtype][(1, 3).index(layers)]
 
     monkeypatch.setattr(speed, "_timed", fake)
@@ -89,6 +90,17 @@ def test_real_passes_are_timed_and_the_number_of_threads_is_left_alone():
     assert found is not None
     assert found.what == "speed"
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.system
+def test_what_is_timed_multiplies_as_the_learner_does(monkeypatch: pytest.MonkeyPatch):
+    """Before, `check` took float32 for half as fast as it is on processors of AMD."""
+    asked: list[Any] = []
+    monkeypatch.setattr(matmul, "use_fastest", lambda model, learner: asked.append(learner))
+    shape, of = read_shape(str(STARTER)), config("--learner.trained_layers", "2")
+    assert shape is not None
+    speed.speed_on_cpu(of, shape)
+    assert asked == [of.learner] * 4, "two data types, models of one and of three layers"
 
 
 @pytest.mark.system

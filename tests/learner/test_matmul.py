@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from cusearch_async.config import LearnerConfig
 from cusearch_async.learner import matmul
 
 where_nothing_is_rounded = pytest.mark.skipif(
@@ -71,21 +72,25 @@ def test_factors_that_are_rounded_to_bfloat16_are_noticed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("slow", "error", "gpu", "dtype", "chosen"),
+    ("slow", "error", "gpu", "dtype", "learner", "chosen"),
     [
-        (True, 4e-7, False, torch.float32, True),
-        (True, 1e-3, False, torch.float32, False),
-        (False, 4e-7, False, torch.float32, False),
-        (True, 4e-7, True, torch.float32, False),
-        (True, 4e-7, False, torch.bfloat16, False),
+        (True, 4e-7, False, torch.float32, {}, True),
+        (True, 1e-3, False, torch.float32, {}, False),
+        (False, 4e-7, False, torch.float32, {}, False),
+        (True, 4e-7, True, torch.float32, {}, False),
+        (True, 4e-7, False, torch.bfloat16, {}, False),
+        (True, 4e-7, False, torch.float32, {"compile": True}, False),
+        (True, 4e-7, False, torch.float32, {"zero_stage": 3}, False),
     ],
 )
-def test_onednn_is_chosen_where_mkl_is_slow_and_nothing_is_rounded(monkeypatch, slow, error, gpu, dtype, chosen):
+def test_onednn_is_chosen_where_mkl_is_slow_and_nothing_is_rounded(
+    monkeypatch, slow, error, gpu, dtype, learner, chosen
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(matmul, "_is_slow_with_mkl", lambda: slow)
     monkeypatch.setattr(matmul, "largest_error", lambda: error)
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).to(dtype)
     before = list(model.parameters())
-    matmul.use_fastest(model)
+    matmul.use_fastest(model, LearnerConfig(**learner))
     assert isinstance(model[0], matmul.Linear) == chosen
     assert all(one is other for one, other in zip(before, model.parameters(), strict=True))

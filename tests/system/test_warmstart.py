@@ -78,26 +78,31 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_gradient_is_that_of_plain_cross_entropy(tmp_path):
-    """Of the sampled tokens, their mean; the reference is transformers' model and torch's function alone."""
+    """Of the sampled tokens, their mean; the reference is transformers' model and torch's function alone, in float64.
+    Where that model in float32 is further from it than 1e-5 (sums that almost cancel), twice as far is allowed."""
     settings = ("--loss.correction", "none", "--loss.minibatch", "16", "--method.budget", "16")
     command = ("tests.system.learner_script", str(tmp_path), "ones", "--ones", "--to-step", "1", *settings)
     shared = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     status, output = finish(Forked(command, tmp_path / "ones.log", shared | {"MASTER_PORT": str(free_port())}))
     assert status == 0, output
     found = load_file(tmp_path / "gradient-ones.safetensors")
-    model = load_causal_lm(str(STARTER), "float32")
-    trajectories, _ = fixed_trajectories()
+    exact, plain = plain_gradient(torch.float64), plain_gradient(torch.float32)
+    for name, gradient in found.items():
+        one, other = (gradients[name.removeprefix("model.")] for gradients in (exact, plain))
+        assert (gradient - one).norm() <= max(1e-5 * one.norm(), 2 * (other - one).norm()), name
+    assert len(found) == len(exact)
+
+
+def plain_gradient(dtype: torch.dtype) -> dict[str, Any]:
+    """Of the mean cross-entropy of the sampled tokens of `fixed_trajectories`, by parameter."""
+    model = load_causal_lm(str(STARTER), "float32").to(dtype)
     losses = []
-    for trajectory in trajectories:
+    for trajectory in fixed_trajectories()[0]:
         ids = torch.tensor(trajectory.token_ids, dtype=torch.int64)[None]
         of_next = cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="none")
         losses.append(of_next[torch.tensor(trajectory.sampled[1:])])
     torch.cat(losses).mean().backward()
-    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
-    for name, gradient in found.items():
-        other = wanted[name.removeprefix("model.")]
-        assert (gradient - other).norm() <= 1e-5 * other.norm(), name
-    assert len(found) == len(wanted)
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 def test_a_warm_start_learns_and_leaves_a_model_that_any_tool_loads(whole):

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.shapes import ModelShape
-from cusearch_async.config import Config
+from cusearch_async.config import Config, LearnerConfig
 from cusearch_async.errors import first_line
+from cusearch_async.learner import matmul
 from cusearch_async.learner.model import SampledLogprobs, train_upper_layers
 
 ROWS, LENGTH = 4, 256
@@ -54,21 +55,22 @@ def speed_on_cpu(config: Config, shape: ModelShape) -> Finding | None:
 def seconds_per_token(config: Config, shape: ModelShape, dtype: str) -> float:
     """Forward and backward pass of the whole model, from models of one and of three layers, or as many as it has."""
     more = min(3, shape.layers)
-    one, most = (_timed(shape, dtype, layers, config.learner.trained_layers is not None) for layers in (1, more))
+    one, most = (_timed(shape, dtype, layers, config.learner) for layers in (1, more))
     per_layer = max(0.0, (most - one) / max(1, more - 1))
     trained = min(config.learner.trained_layers or shape.layers, shape.layers)
     # a layer below the trained ones has a forward pass alone, a third of the work
     return (one + per_layer * (trained - 1 + (shape.layers - trained) / 3)) / (ROWS * LENGTH)
 
 
-def _timed(shape: ModelShape, dtype: str, layers: int, layers_alone: bool) -> float:
-    """Seconds of the fastest pass; `layers_alone`: embedding and LM head are not trained."""
+def _timed(shape: ModelShape, dtype: str, layers: int, learner: LearnerConfig) -> float:
+    """Seconds of the fastest pass through so many layers, with what the learner multiplies with."""
     settings: Any = copy.deepcopy(shape.config)
     settings.num_hidden_layers = layers
     if getattr(settings, "layer_types", None):
         settings.layer_types = settings.layer_types[:layers]
     model = AutoModelForCausalLM.from_config(settings, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
-    if layers_alone:
+    matmul.use_fastest(model, learner)
+    if learner.trained_layers:  # not the embedding and the LM head
         train_upper_layers(model, layers, "")
     module = SampledLogprobs(model, ROWS * LENGTH)
     token_ids = torch.zeros(ROWS, LENGTH, dtype=torch.long)
