@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -61,31 +62,53 @@ class Batcher(Generic[Item, Answer]):
                 wait.set_result(answer)
 
 
+@dataclass(slots=True, eq=False)
+class _Shared(Generic[Answer]):
+    task: asyncio.Task[Answer]
+    waiting: int = 0
+
+
 class InFlight(Generic[Key, Answer]):
     """Requests in flight by key. Answers are not cached."""
 
     def __init__(self) -> None:
-        self._tasks: dict[Key, asyncio.Task[Answer]] = {}
+        self._shared: dict[Key, _Shared[Answer]] = {}
+        self._running: set[asyncio.Task[Answer]] = set()
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._tasks
+        return key in self._shared
 
     async def share(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
         """The answer of `ask()`, or of the request with this key that is already in flight.
 
         All callers of a request get the same answer or the same exception. A cancelled caller stops waiting; the
-        request continues for the others."""
-        task = self._tasks.get(key)
-        if task is None:
-            task = self._tasks[key] = asyncio.create_task(ask())
-            task.add_done_callback(lambda _: self._tasks.pop(key))
+        request continues for the others, and ends with the last of them."""
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _Shared(asyncio.create_task(ask()))
+            self._running.add(shared.task)
+            shared.task.add_done_callback(lambda _: self._leave(key, shared))
+        shared.waiting += 1
+        try:
+            return await asyncio.shield(shared.task)
+        finally:
+            shared.waiting -= 1
+            if not shared.waiting and not shared.task.done():
+                shared.task.cancel()
+                self._leave(key, shared)
+
+    def _leave(self, key: Key, shared: _Shared[Answer]) -> None:
+        """Its answer has come, or nobody waits for it; whoever asks from now on asks anew."""
+        if self._shared.get(key) is shared:
+            del self._shared[key]
+        if shared.task.done():
+            self._running.discard(shared.task)
             # Else asyncio warns of an exception that was never retrieved, when all callers were cancelled.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)
+            _ = shared.task.cancelled() or shared.task.exception()
 
     async def close(self) -> None:
         """Cancel all requests in flight, and wait until they have ended."""
-        tasks = list(self._tasks.values())
+        tasks = list(self._running)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -96,23 +119,31 @@ def doubling_pause_s(failed: int, first_s: float, longest_s: float) -> float:
     return min(first_s * 2.0 ** min(failed - 1, _MOST_DOUBLINGS), longest_s)
 
 
+class DaemonThreads(ThreadPoolExecutor):
+    """A new thread for each call: one that never returns takes no other's place, and does not keep the process from
+    ending, as the threads of asyncio.to_thread do. It is a ThreadPoolExecutor because event loops ask for one."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        called: Future[Any] = Future()
+
+        def call() -> None:
+            if not called.set_running_or_notify_cancel():
+                return
+            try:
+                given = function(*args, **named)
+            except BaseException as error:
+                called.set_exception(error)
+            else:
+                called.set_result(given)
+
+        threading.Thread(target=call, daemon=True).start()
+        return called
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing waits for what is left."""
+
+
 async def in_daemon_thread(function: Callable[[], Answer]) -> Answer:
-    """What `function` gives, called in a new thread; one that never returns does not keep the process from ending, as
-    those of asyncio.to_thread do."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Answer] = loop.create_future()
-
-    def tell(act: Callable[[Any], None], what: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(lambda: None if done.done() else act(what))
-
-    def call() -> None:
-        try:
-            given = function()
-        except BaseException as error:
-            tell(done.set_exception, error)
-        else:
-            tell(done.set_result, given)
-
-    threading.Thread(target=contextvars.copy_context().run, args=(call,), daemon=True).start()
-    return await done
+    """What `function` gives, called in a thread that does not keep the process from ending."""
+    context = contextvars.copy_context()
+    return await asyncio.wrap_future(DaemonThreads().submit(context.run, function))

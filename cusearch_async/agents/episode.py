@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -21,6 +20,7 @@ from cusearch_async.agents.gateway import Gateway, Session
 from cusearch_async.agents.parsing import parser_of
 from cusearch_async.agents.remote import Remote
 from cusearch_async.agents.turns import ChatPolicy, Turns
+from cusearch_async.concurrency import DaemonThreads
 from cusearch_async.config import EpisodeConfig, agents_token
 from cusearch_async.environments import AgentEnvironment, Environment, Episode
 from cusearch_async.environments.task import Ending, Task
@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 2**16
 """Of an answer: it is stored with the trajectory."""
-THREADS = 1024
-"""At most; they are made when they are needed."""
 _in_program = ContextVar("in a program of the user's", default=False)
 ATTEMPTS, END_S = 5, 3.0
 """So often is a program cancelled that does not end, and so long waited for each time."""
@@ -77,11 +75,11 @@ class AgentRunner(EpisodeRunner):
         self.chat = ChatPolicy(policy, tokenizer, settings, seed, template_arguments, parsers, end, further, special)
 
     def _prepare(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Once: threads for all, as what else runs in them must not wait for programs that wait there; tasks that may
-        exit; and a watch on programs that block the loop."""
+        """Once: a thread for each call, as what else runs in threads must not wait for programs that wait there; tasks
+        that may exit; and a watch on programs that block the loop."""
         if self._prepared is not loop:
             self._prepared = loop
-            loop.set_default_executor(ThreadPoolExecutor(THREADS, "work"))
+            loop.set_default_executor(DaemonThreads())
             loop.set_task_factory(_make_task)
             if self._functions:
                 blocking.watch(loop, " or ".join(self._functions))

@@ -7,15 +7,19 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 log = logging.getLogger(__name__)
 
 CANCEL_AGAIN_S = 1.0
 """Seconds after which a cancelled task that still runs is cancelled again."""
+
+LEFT_S = 5.0
+
+Result = TypeVar("Result")
 
 _asked: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 """Event loops that were asked to stop, and by which signal."""
@@ -97,6 +101,22 @@ async def unless_stopped(work: asyncio.Future[Any], stop: asyncio.Event) -> bool
     finally:
         stopped.cancel()
         await end_tasks([work])
+
+
+async def ending(work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work`, the whole of a process, gives. Tasks of users' programs that then still run are cancelled, and after
+    LEFT_S left: asyncio would wait for them without end."""
+    try:
+        return await work
+    finally:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEFT_S):
+                await end_tasks([*left])
+        for task in left:
+            if not task.done():
+                log.warning("%r does not end though it is cancelled; it is left", task.get_coro())
+                asyncio._unregister_task(task)  # documented, for other kinds of tasks
 
 
 async def end_tasks(tasks: Sequence[asyncio.Future[Any]]) -> None:

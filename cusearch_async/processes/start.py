@@ -20,6 +20,7 @@ from cusearch_async.lifecycle.children import other_ranks
 from cusearch_async.lifecycle.entry import STOPPED
 from cusearch_async.lifecycle.gpus import Gpus, may_share, take_for_engine, take_for_learner
 from cusearch_async.lifecycle.placement import configure_process, count_sharers, lower_priority, require_gpus, share_of
+from cusearch_async.lifecycle.signals import ending
 
 ENTRY = "cusearch_async.cli.main"
 """The module that the other ranks of a learner are started with; they get this process's own arguments."""
@@ -56,7 +57,7 @@ def rollout(config: Config, gpu: Gpus = ()) -> None:
     require_gpus("rollout.gpus", gpus)
     from cusearch_async.processes import rollout  # noqa: PLC0415  (libraries read the settings above when loaded)
 
-    if not uvloop.run(rollout.run(config, worker_name(), every_core)):
+    if not uvloop.run(ending(rollout.run(config, worker_name(), every_core))):
         sys.exit(STOPPED)  # 0 would tell Kubernetes that the work of a worker that was drained is done
 
 
@@ -75,7 +76,7 @@ def evaluator(config: Config, gpu: Gpus = ()) -> None:
     require_gpus("eval.gpus", gpus)
     from cusearch_async.processes import evaluator  # noqa: PLC0415  (libraries read the settings above when loaded)
 
-    uvloop.run(evaluator.run(config))
+    uvloop.run(ending(evaluator.run(config)))
 
 
 def retriever(config: Config) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 from cusearch_async.agents import blocking
 from cusearch_async.environments.task import Task
@@ -47,3 +50,51 @@ def test_of_a_thread_the_newest_line_is_found_that_is_no_librarys():
 
 async def test_a_loop_that_runs_is_not_blocked():
     assert not await asyncio.to_thread(blocking.is_blocked, asyncio.get_running_loop(), 5.0 * SLOW)
+
+
+HANGS = """
+import asyncio, sys, threading
+import uvloop
+from cusearch_async.agents import episode
+from cusearch_async.errors import EpisodeFailed
+from cusearch_async.lifecycle import signals
+from tests.agents.test_episodes import hermes
+from tests.agents.test_unruly import ask, scene_of
+
+episode.parser_of, episode.END_S, signals.LEFT_S = (lambda *_: hermes), 0.05, 0.2
+
+async def in_a_thread(task):
+    await asyncio.to_thread(threading.Event().wait)
+
+async def never_ends(task):
+    while True:
+        try:
+            await ask(task)
+            await asyncio.sleep(1000)
+        except BaseException:
+            await asyncio.sleep(0.01)
+
+async def leaves_a_task(task):
+    episode.kept = asyncio.create_task(never_ends(task))
+    return await ask(task)
+
+async def main():
+    for agent in (in_a_thread, never_ends, leaves_a_task):
+        try:
+            print((await scene_of(agent, timeout_s=0.5).run()).prediction)
+        except EpisodeFailed as error:
+            print(error)
+
+uvloop.run(signals.ending(main()))
+"""
+
+
+def test_what_agents_leave_behind_does_not_keep_the_worker_from_ending():
+    """A thread that never returns, a task that ignores that it is cancelled, one that an agent began: asyncio waited
+    for each, and SIGTERM did not help."""
+    command, here = [sys.executable, "-c", HANGS], Path(__file__).parents[2]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=here, timeout=60 * SLOW)
+    late = "the agent tests.agents.programs:with_tools took longer than episode.timeout_s (0.5 s)"
+    assert done.stdout.splitlines() == [late, late, "5"]
+    left = [line for line in done.stderr.splitlines() if "does not end though it is cancelled; it is left" in line]
+    assert len(left) == 2, done.stderr
