@@ -132,6 +132,33 @@ async def test_a_cancelled_caller_takes_nobodys_answer():
     assert impatient.cancelled()
 
 
+async def test_a_request_ends_with_the_last_who_waits_for_it():
+    in_flight, asked = InFlight[str, str](), Asked()
+    may_end, ended = asyncio.Event(), asyncio.Event()
+
+    async def ask() -> str:
+        try:
+            return await asked.ask()
+        finally:
+            await may_end.wait()
+            ended.set()
+
+    callers = [asyncio.create_task(in_flight.share("key", ask)) for _ in range(2)]
+    await asyncio.sleep(0)
+    callers[0].cancel()
+    await asyncio.wait(callers[:1])
+    assert "key" in in_flight
+    callers[1].cancel()
+    await asyncio.wait(callers)
+    assert "key" not in in_flight
+    again = await waiting(in_flight, asked)
+    may_end.set()
+    await asyncio.wait_for(ended.wait(), 5 * SLOW)
+    asked.answer.set_result("answer")
+    assert await again == "answer"
+    assert asked.count == 2, "whoever comes after them asks anew"
+
+
 async def test_a_failure_that_nobody_waits_for_any_more_is_not_complained_about():
     unseen: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))

@@ -163,7 +163,7 @@ class SearchClient:
         return Context(question.text, question.answers, ticket // self._questions_per_step)
 
     async def _search_until_answered(self, query: Query, outage_s: float) -> list[str]:
-        began, this = time.monotonic(), object()
+        began, failing_since, this = time.monotonic(), 0.0, object()
         try:
             while True:
                 try:
@@ -173,7 +173,8 @@ class SearchClient:
                     raise
                 except _FAILURES as error:
                     self._retrying.add(this)
-                    self._note_failure(error, query, began, outage_s)
+                    failing_since = failing_since or time.monotonic()  # before it, the search may have waited its turn
+                    self._note_failure(error, query, failing_since, outage_s)
                     await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))
                 else:
                     self.searches += 1
@@ -185,16 +186,16 @@ class SearchClient:
             if not self._retrying:
                 self._is_up()
 
-    def _note_failure(self, error: Exception, query: Query, began: float, outage_s: float) -> None:
+    def _note_failure(self, error: Exception, query: Query, since: float, outage_s: float) -> None:
         """Record a failed attempt. Raises: RetrievalUnavailable or SearchRefused when it has failed for too long."""
+        is_busy = isinstance(error, aiohttp.ClientResponseError) and error.status == _TOO_MANY
         self.failures[next((kind for type_, kind in _KINDS.items() if isinstance(error, type_)), "garbage")] += 1
         self._failed_in_a_row += 1
-        self._is_behaviour_known = False
+        self._is_behaviour_known = self._is_behaviour_known and is_busy  # which no other retriever has said
         self._down_since = self._down_since or time.monotonic()
         self._last_failure = f"{_describe(error)}; waiting up to {outage_s:g} s"
-        is_busy = isinstance(error, aiohttp.ClientResponseError) and error.status == _TOO_MANY
-        is_late = time.monotonic() - began > outage_s * (_BUSY if is_busy else 1)
-        if self.down_s + self._pause_s > outage_s or (is_late and self._answered_at < began):
+        is_late = time.monotonic() - since > outage_s * (_BUSY if is_busy else 1)
+        if self.down_s + self._pause_s > outage_s or (is_late and self._answered_at < since):
             down = f"has given no valid answer for {outage_s:g} s ({_describe(error)})"
             remedy = "start it (`cusearch worker retriever CONFIG`), or fix retriever.url"
             raise RetrievalUnavailable(f"the retriever at {self._settings.url} {down}; {remedy}") from error
@@ -283,8 +284,11 @@ class SearchClient:
         """Read /health. A server without it, or with another answer there, is fine. Raises whatever went wrong;
         ContractMismatch when another retriever answers than before."""
         try:
-            async with self._session.get(f"{self._settings.url}/health", allow_redirects=False) as response:
-                if response.status >= 500 and response.status != 501:  # not implemented
+            get = functools.partial(self._session.get, f"{self._settings.url}/health", allow_redirects=False)
+            async with self._pace.one(), get() as response:
+                if response.status == _TOO_MANY:
+                    self._pace.slow_down(response.headers)
+                if response.status == _TOO_MANY or (response.status >= 500 and response.status != 501):
                     raise _status_error(response, f"GET /health: {await _error_text(response)}")
                 most = self._settings.max_answer_mib << 20
                 answer = await read_at_most(response, most) if response.status == 200 else None

@@ -100,7 +100,7 @@ class Corpus(Sequence[Passage]):
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
-        line = self._text[self.starts[row] : self.starts[row + 1]]
+        line = self._text[self.starts[row] : self.starts[row + 1]].partition(b"\n")[0]  # empty lines may follow
         return _read_line(line, f"{self._path}, row {row}", self._header)
 
 

@@ -83,7 +83,7 @@ def test_a_title_and_a_text_are_a_passage(write, row):
 
 PSGS = (
     b"id\ttext\ttitle\r\n"
-    b'1\t"Tamsk (""the bell"") has a bell."\tTamsk\r\n\n'
+    b'1\t"Tamsk (""the bell"") has a bell."\tTamsk\r\n\n\t\t\r\n'
     b'2\tOrvela is a mill, isn\'t it?\t"Orvela ""Mill"""\n'
     b"3\tNo title.\t"
 )

@@ -14,7 +14,7 @@ from cusearch_async.errors import SearchRefused
 from cusearch_async.retrieval import pace as module
 from cusearch_async.retrieval.pace import Pace
 from tests.conftest import SLOW
-from tests.http_service import Service
+from tests.http_service import Service, says
 from tests.retrieval.retrievers import QUESTION, client_of, finds
 
 
@@ -172,6 +172,66 @@ async def test_a_search_that_is_cancelled_before_its_turn_leaves_no_request(recw
         await asyncio.wait(asked)
     gc.collect()
     assert [str(one.message) for one in recwarn if "never awaited" in str(one.message)] == []
+
+
+async def test_a_search_that_is_cancelled_before_its_turn_is_never_sent():
+    """The shared one continued, and those before whom it came waited longer."""
+    may_answer = asyncio.Event()
+
+    async def answer(service: Service, request: web.Request) -> web.StreamResponse:
+        await may_answer.wait()
+        return await finds("Lima")(service, request)
+
+    service = Service(answer)
+    async with client_of(service, max_connections=1, deterministic=True) as client:
+        first, dead, living = (
+            asyncio.ensure_future(client.search(name, 0, QUESTION, 0)) for name in ("first", "dead", "living")
+        )
+        while not service.requests:
+            await asyncio.sleep(0.01)
+        dead.cancel()
+        await asyncio.wait([dead])
+        may_answer.set()
+        assert await asyncio.gather(first, living) == [["Lima"], ["Lima"]]
+    assert "dead" not in {seen["queries"][0] for seen in service.bodies}
+
+
+async def test_a_search_that_fails_after_a_long_wait_for_its_turn_is_repeated():
+    """The wait counted as time in which it failed."""
+    failed = []
+
+    async def answer(service: Service, request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.1 * SLOW)
+        if (await request.json())["queries"] == ["last"] and not failed:
+            failed.append(True)
+            return web.Response(status=500)
+        return await finds("Lima")(service, request)
+
+    async with client_of(Service(answer), max_connections=1, timeout_s=5 * SLOW, outage_s=0.5 * SLOW) as client:
+        asked = [client.search(name, 0, QUESTION, 0) for name in [*map(str, range(9)), "last"]]
+        assert await asyncio.gather(*asked) == [["Lima"]] * 10
+    assert failed
+
+
+async def test_a_gateway_that_limits_all_paths_is_not_asked_for_its_health_meanwhile():
+    """It was asked again after each refusal, and the refusals had another server's name."""
+    refuses = says("too many", 429, Retry_After="0.5")
+    health = Service(says({"deterministic": True, "accepts_seed": False, "serves": "a corpus"}), refuses)
+    service = Service(finds("Lima"), refuses, refuses, finds("Lima"))
+    async with client_of(service, health, outage_s=20) as client:
+        assert await client.search("one", 0, QUESTION, 0) == ["Lima"]
+        assert await client.search("two", 0, QUESTION, 0) == ["Lima"]
+        assert client.failures == {"status": 2}
+    assert len(health.requests) == 1
+
+
+async def test_a_health_that_is_refused_as_too_many_waits_as_long_as_it_says():
+    health = Service(says("too many", 429, Retry_After="0.5"), says("", 404))
+    async with client_of(Service(finds("Lima")), health, outage_s=20) as client:
+        assert await client.search("one", 0, QUESTION, 0) == ["Lima"]
+        assert client.failures == {"status": 1}
+    first, second = health.requests
+    assert second.at_s - first.at_s >= 0.5
 
 
 async def test_a_search_that_is_always_refused_as_too_many_ends():
