@@ -149,6 +149,9 @@ def report(
     for warning in warnings_of(found) + repeated:
         console.print(plain(f"  {warning}", "yellow"))
     console.print(plain(f"  {known_of(questions)}"))
+    if found.has_prompts:
+        replaced = f"environment.{frame.label}'s prompt replaces its instructions and system message"
+        console.print(plain(f"  of the column prompt only the question is read: {replaced}"))
     if found.unread:
         console.print(plain(f"  columns that are not read: {', '.join(found.unread)}"))
     if not questions:

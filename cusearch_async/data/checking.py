@@ -35,6 +35,8 @@ class Checked:
     problems: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     """Columns of which nothing is read."""
+    has_prompts: bool = False
+    """Whether it has the column `prompt`, of which only the question is read."""
 
 
 def read_all(source: str, origin: Origin, key: str, needs_answers: bool = True) -> Checked:
@@ -56,6 +58,7 @@ def read_all(source: str, origin: Origin, key: str, needs_answers: bool = True) 
         if question.id in ids:
             found.problems.append(f"{place}: the id {question.id!r} was used before")
         ids.add(question.id)
+    found.has_prompts = any(columns.folded(name) == "prompt" for name in names)
     found.unread = sorted(name for name in names if not columns.is_read(name))
     return found
 

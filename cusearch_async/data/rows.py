@@ -122,8 +122,8 @@ def answers_of(values: Mapping[str, Any], where: str) -> list[str]:
 
 
 def _has_answers(values: Mapping[str, Any]) -> bool:
-    """Whether a column holds any."""
-    return any(_holds(value) for _, value in _places(values)) or any(True for _ in _aliases(values))
+    """Whether a column holds any; aliases alone are none."""
+    return any(_holds(value) for _, value in _places(values))
 
 
 def _holds(value: Any) -> bool:
@@ -225,11 +225,11 @@ def _is_join(answers: Sequence[str], listed: Sequence[str], join: re.Pattern[str
 
 
 def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata`, the columns that are kept with it, and what else its extra_info holds, without answers; `hops` where
-    the row contains their number in any form.
+    """`metadata`, the columns that are kept with it, and what else its extra_info holds, without answers; a
+    `ground_truth` that is no answer, like a rubric; `hops` where the row contains their number in any form.
 
     `values` by folded names; `place` is its extra_info. Texts that every process of a run would hold are left out."""
-    given = read_literal(values.get("metadata"))
+    given, model = (read_literal(values.get(name)) for name in ("metadata", MODEL))
     known = ("split", "index", "question", *_IN_EXTRA_INFO)
     others = (name for name in place if name not in known and not columns.are_aliases(columns.folded(name)))
     kept = _filled({name: place[name] for name in others})
@@ -239,6 +239,9 @@ def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str
         kept |= _filled(given)
     elif given is not None:
         kept["metadata"] = given
+    truth = model.get("ground_truth") if isinstance(model, dict) else None
+    if isinstance(truth, dict) and truth.keys() - set(_IN_OBJECTS) and not _holds(truth):
+        kept["ground_truth"] = truth
     hops = _hops(kept, values)
     return kept | {"hops": hops} if hops is not None else kept
 

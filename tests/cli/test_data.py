@@ -44,6 +44,17 @@ def test_each_of_several_files_is_reported_with_what_is_known_and_what_is_not_re
     assert "3 good rows, " in output
     assert "evidence known of 1; hops (questions): 2 (2), 3 (1)" in output
     assert "columns that are not read: facts" in output
+    assert "of the column prompt" not in output
+
+
+def test_prompts_that_are_replaced_are_named(cusearch, write):
+    """A system message in a file of VERL's schema was dropped, and nothing said so."""
+    prompt = [{"role": "system", "content": "Cite paragraphs."}, {"role": "user", "content": "Who wrote Ulysses?"}]
+    row = {"prompt": prompt, "reward_model": {"style": "rule", "ground_truth": {"target": ["James Joyce"]}}}
+    status, output = cusearch("data", "check", write(row))
+    assert status == 0
+    told = "environment.search's prompt replaces its instructions and system message"
+    assert f"of the column prompt only the question is read: {told}" in output
 
 
 def test_every_wrong_row_is_named_and_the_good_ones_are_counted(cusearch, write):

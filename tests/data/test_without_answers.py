@@ -69,6 +69,20 @@ def test_blank_gold_answers_are_none_there_and_others_are_read(config, blank):
     assert found[0].metadata["rubric"] == "short"
 
 
+def test_a_truth_that_is_no_answer_is_metadata(config):
+    """A rubric of VERL's reward_model was dropped, and nothing said so."""
+    rubric = {"rubric": "must cite 12", "points": 3}
+    row = {"question": "a", "reward_model": {"style": "rule", "ground_truth": rubric}}
+    (found,) = load_run_questions(config(REWARD, [row])).all
+    assert (found.answers, found.metadata) == ((), {"ground_truth": rubric})
+
+
+@pytest.mark.parametrize("row", [{"aliases": ["Bob"]}, {"answer": "", "answer_aliases": ["Bob"]}], ids=repr)
+def test_other_spellings_of_no_answer_are_none(config, row):
+    (found,) = load_run_questions(config(REWARD, [{"question": "a"} | row])).all
+    assert found.answers == ()
+
+
 def test_answers_are_no_metadata(config):
     """A program that shows its task's metadata to the policy would tell them."""
     told = {"rubric": "short", "answer": "me", "answer_aliases": ["I"], "golden_answers": ["me"]}
