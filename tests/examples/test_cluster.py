@@ -105,6 +105,13 @@ def test_slurm_starts_a_worker_again_that_fails_and_ends_with_the_workers(starte
     assert [start[0] for start in started_by_slurm].count("rollout") == 8 + 1
 
 
+def cancelled(command: list[str], env: dict[str, str]) -> str:
+    """What it says where it cancels its job."""
+    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=20 * SLOW)
+    assert Path(env["DATA"], f"cancelled-{env['SLURM_JOB_ID']}").exists()
+    return done.stderr
+
+
 def test_two_redis_servers_of_slurm_never_have_one_folder(tmp_path):
     """Their data was in /shared/redis, whatever the run: the second job found the first one's, and lost its own."""
     text = (CLUSTER / "slurm.sh").read_text(encoding="utf-8")
@@ -126,11 +133,13 @@ def test_two_redis_servers_of_slurm_never_have_one_folder(tmp_path):
     try:
         wait_until(lambda: settings.exists() and settings.stat().st_size > 0, 20)
         assert f"dir {tmp_path}" in settings.read_text().splitlines()
-        subprocess.run(command, env=env | {"SLURM_JOB_ID": "2"}, check=True, timeout=20 * SLOW)
-        assert (tmp_path / "cancelled-2").exists(), "a job of the same run"
+        assert cancelled(command, env | {"SLURM_JOB_ID": "2"}) == f"another Redis has {tmp_path}\n"
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
+    server.write_text("#!/bin/bash\nexit 3\n")
+    told = "Redis has ended with status 3\n"
+    assert cancelled(command, env | {"SLURM_JOB_ID": "3"}) == told, "an address in use, or damaged data"
 
 
 def take_gpus(monkeypatch, tmp_path, host: str, visible: str, options: tuple[str, ...], count: int) -> list[str]:

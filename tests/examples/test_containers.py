@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cusearch_async.cli.main import make_parser
+from cusearch_async.config import load_config
 from cusearch_async.lifecycle import gpus
 
 ROOT = Path(__file__).parents[2]
@@ -64,3 +65,11 @@ def test_containers_share_what_processes_of_a_machine_share():
         assert process["network_mode"] == "service:network"
         assert process["volumes"] == [".:/work", f"gpus:/tmp/{gpus._folder().name.rpartition('-')[0]}-0"]
     assert {*services("compose.gpu.yaml")} == {"learner", "rollout"}
+
+
+def test_a_worker_in_the_lean_image_reads_the_questions_of_the_cluster():
+    """It ended at once: its questions are in a .parquet file."""
+    (packages,) = re.findall(r'LEAVE_OUT="([^"]+)"', (CONTAINERS / "Dockerfile").read_text(encoding="utf-8"))
+    source = load_config(CONTAINERS.parent / "cluster" / "cluster.toml").data.source
+    assert ".parquet" in str(source)
+    assert "pyarrow" not in packages.split()

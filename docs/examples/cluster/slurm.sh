@@ -26,8 +26,11 @@ on() { # on NODES COUNT COMMAND: once per node
 mkdir -p "$DATA"
 # The settings come through a pipe, so that the password is in no list of processes.
 on "$HEAD" 1 'printf "%s\n" "requirepass $CUSEARCH_REDIS_PASSWORD" "bind * -::*" "dir $DATA" "appendonly yes" \
-    "maxmemory-policy noeviction" | flock -w 180 "$DATA/lock" redis-server - ||
-    { echo "another Redis has $DATA" >&2; scancel "$SLURM_JOB_ID"; }'
+    "maxmemory-policy noeviction" | flock -w 180 -E 75 "$DATA/lock" redis-server - || {
+    STATUS=$?
+    [ $STATUS = 75 ] && echo "another Redis has $DATA" >&2 || echo "Redis has ended with status $STATUS" >&2
+    scancel "$SLURM_JOB_ID"
+}'
 REDIS=$!
 
 on "$HEAD,${NODES[1]}" 2 '$START retriever $SETTINGS'
