@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from cusearch_async.agents import episode as agent_episode
 from tests.agents.test_episodes import Scene, calling, without_thoughts
+from tests.conftest import SLOW
 
 PYTHON = Path(os.environ.get("CUSEARCH_SDKS", ".venv-sdks")).absolute() / "bin" / "python"
 PROGRAMS = Path(__file__).parent / "sdks"
@@ -45,6 +47,13 @@ async def test_what_an_agent_of_an_sdk_was_given_and_said_is_trained_on(program,
     sampled = trajectory.token_ids[trajectory.sampled]
     assert sampled.tolist() == [token for turn in scene.policy._turns for token in turn]
     assert scene.text(trajectory).index("Pinsk is in Belarus.") > 0
+
+
+def test_two_episodes_at_once_of_one_sdk_ask_each_its_own_address():
+    """As docs/agents.md says: with a default client the second episode's address would be the first one's, too."""
+    command = [str(PYTHON), str(PROGRAMS / "two_at_once.py")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120 * SLOW)
+    assert done.stdout == "each its own\n"
 
 
 @pytest.mark.parametrize("how", [(), ("stream",)])
