@@ -191,16 +191,30 @@ def test_launching_a_complete_run_says_so_at_once(complete, capsys):
     assert "cusearch eval" in said
 
 
-@pytest.mark.parametrize("searches", [True, False])
-def test_a_retriever_is_asked_for_where_the_run_has_one(complete, searches):
+HERE = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("searches", "url", "listens", "asks"),
+    [
+        (True, HERE, False, "(it needs the retriever: cusearch worker retriever "),
+        (True, HERE, True, ""),
+        (True, "http://node3:8000", False, "(it needs the retriever at http://node3:8000)"),
+        (False, HERE, False, ""),
+    ],
+)
+def test_a_retriever_is_asked_for_where_the_run_has_one(complete, searches, url, listens, asks, monkeypatch):
+    monkeypatch.setattr(live, "is_listening", lambda _: listens)
     path, overrides = complete
     agent = {"name": "agent", "agent": "mine:answer", "searches": str(searches).lower()}
     own = [word for key, value in agent.items() for word in (f"--environment.search.{key}", value)]
+    own += ["--retriever.url", url]
     config, console = load_config(path, [*overrides, *own]), Console(file=io.StringIO())
     live.print_results(config, live.whole_checkpoint(config), console)
     said = console.file.getvalue()
     assert "cusearch eval" in said
-    assert ("it needs the retriever" in said) == searches
+    assert asks in " ".join(said.split())
+    assert ("it needs the retriever" in said) == bool(asks)
 
 
 def test_a_complete_run_of_another_name_is_not_ours(complete, tmp_path):

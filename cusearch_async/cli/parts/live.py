@@ -24,7 +24,7 @@ from cusearch_async.cli.parts.figure import draw
 from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.cli.parts.opening import is_closed
 from cusearch_async.cli.parts.terminal import duration
-from cusearch_async.config import Config
+from cusearch_async.config import Config, is_loopback
 from cusearch_async.dashboard.page import write_page
 from cusearch_async.data.questions import has_held_out
 from cusearch_async.errors import MissingExtra, ProcessDied, first_line
@@ -35,7 +35,7 @@ from cusearch_async.run.history import read_starts
 from cusearch_async.training.alarms import text_of
 from cusearch_async.training.checkpoint import Checkpoint, checkpoints_of
 from cusearch_async.transport.interface import Audit, Ledger, RunState
-from cusearch_async.transport.server import redis_cli_line
+from cusearch_async.transport.server import is_listening, redis_cli_line
 
 log = logging.getLogger(__name__)
 
@@ -280,7 +280,9 @@ def print_results(config: Config, newest: Checkpoint | None, console: Console) -
     if newest is not None:
         model, suite = newest.path / "model", "" if has_held_out(config) else " --suite nq"
         lines |= {"model": model, "next": f"cusearch eval {settings} --checkpoint {model}{suite}"}
-        if config.searching:
+        if config.searching and not is_loopback(config.retriever.url):
+            lines[""] = f"(it needs the retriever at {config.retriever.url})"
+        elif config.searching and not is_listening(config.retriever.url):
             lines[""] = f"(it needs the retriever: cusearch worker retriever {settings})"
     best = checkpoints_of(config).best()
     if best is not None and newest is not None and best.path != newest.path:

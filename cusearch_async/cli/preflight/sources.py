@@ -62,8 +62,9 @@ def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
         text = f"names no held-out questions, which {needed_by} needs: set benchmarks or question files"
         yield Finding("error" if config.eval.every else "warning", "eval.suite", text)
     retriever = config.retriever
-    is_ours = is_loopback(retriever.url) and not is_listening(retriever.url)
-    if is_ours and searches_another_world(config):
+    if not is_loopback(retriever.url) or is_listening(retriever.url):
+        return  # what it searches is not ours
+    if searches_another_world(config):
         text = f"{retriever.corpus}, embedded, but the questions are others: start your server, or name your passages"
         yield Finding("warning", "retriever.corpus", text)
     elif config.searching and retriever.has_corpus:

@@ -23,7 +23,7 @@ def lengths(config: Config, shape: ModelShape | None) -> Finding:
     if shape is None:
         text = (
             f"an episode can take {longest} tokens; the context and the memory of {config.model.path!r} are not known "
-            "here, because its config is not on this machine, or not one of a text model"
+            "here, because its config is not on this machine (`hf download ID config.json`), or not one of a text model"
         )
         return Finding("not reachable", "longest episode", text)
     text = (
