@@ -80,7 +80,7 @@ class LoraConfig(Section):
 
 class LearnerConfig(Section):
     lr: float = Field(1e-6, gt=0)
-    """Learning rate of AdamW."""
+    """Learning rate of AdamW, whose betas are 0.9 and 0.999."""
     warmup_steps: int = Field(0, ge=0)
     """Learner steps of linear warm-up."""
     lr_schedule: Literal["constant", "linear"] = "constant"
