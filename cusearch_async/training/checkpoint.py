@@ -138,6 +138,10 @@ class Checkpoints:
                 log.info("%s was left unfinished by an earlier learner; it is deleted", path)
                 remove(path)
 
+    def tell_start(self) -> None:
+        """Let learners elsewhere know that this one has begun, once its start is in the folder. Raises:
+        ObjectsUnavailable or WriteFailed, of an object store."""
+
     @property
     def epoch(self) -> int:
         return self._starts[-1][0]

@@ -186,12 +186,11 @@ class ObjectCheckpoints(Checkpoints):
         super().__init__(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
         self._objects = objects
 
-    def begin(self, epoch: int, step: int) -> None:
-        super().begin(epoch, step)
-        resumed = self.by_step().get(step)
+    def tell_start(self) -> None:
+        self._objects.keep_history()  # from now on later checkpoints of earlier learners do not count
+        resumed = self.by_step().get(self._starts[-1][1])
         if resumed is not None and not self._objects.has(resumed.path.name):
             self._objects.keep(resumed.path)
-        self._objects.keep_history()  # from now on later checkpoints of earlier learners do not count
 
     def finish(self, step: int) -> None:
         super().finish(step)

@@ -176,6 +176,7 @@ class Leader:
                 _describe(earlier),
                 earlier.heartbeat_age_s,
             )
+        self._checkpoints.tell_start()
 
 
 async def explain(buffer: LearnerBuffer, error: Exception) -> Exception:

@@ -13,14 +13,14 @@ from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, ObjectsUnavailable, WriteFailed
 from cusearch_async.files import append_row
 from cusearch_async.objects import Objects
-from cusearch_async.run.folder import mark, read_marker
+from cusearch_async.run.folder import hold_for_take_over, mark, read_marker
 from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.training import checkpoint_objects as module
 from cusearch_async.training.checkpoint_objects import CheckpointObjects, learner_checkpoints
 from cusearch_async.transport.interface import RunState
 from tests.object_stores import noted_calls, s3, store_url  # noqa: F401  (fixtures)
 from tests.training.test_checkpoint import UNKNOWN, names, save, write
-from tests.training.test_takeover import Scene
+from tests.training.test_takeover import Scene, taken_over
 
 OBJECTS = ("--learner.checkpoint_objects", "s3://bucket/run")
 STATE = "state.json"
@@ -39,8 +39,9 @@ class Host:
         """Its learner takes over, at `step`; its checkpoints."""
         self.restore()
         checkpoints = learner_checkpoints(self.config)
-        record_start(self.config, epoch, step)
         checkpoints.begin(epoch, step)
+        record_start(self.config, epoch, step)
+        checkpoints.tell_start()
         return checkpoints
 
     def newest(self, known: RunState = UNKNOWN) -> str | None:
@@ -149,6 +150,20 @@ def test_what_a_replaced_learner_wrote_later_does_not_count(host, objects):
     assert third.newest() == "step000002-e1", "though the later learner has no checkpoint yet"
     save(new, 4)
     assert checkpoints_in(objects) == {"step000002-e1", "step000004-e2"}
+
+
+async def test_a_start_is_in_the_store_before_its_first_checkpoint(objects, atlas_config, tmp_path, monkeypatch):
+    """Or checkpoints of the learner before count elsewhere until then, and its epoch is given twice. No other learner
+    waits for the upload."""
+    s, put_there = Scene(atlas_config, tmp_path / "here", *OBJECTS), Objects.put
+
+    def while_others_may_take_over(own, path, file):
+        with hold_for_take_over(s.config.folder, 0.0):
+            put_there(own, path, file)
+
+    monkeypatch.setattr(Objects, "put", while_others_may_take_over)
+    await taken_over(s)
+    assert {"starts/0001.json", "starts/0001.toml"} <= set(objects.paths())
 
 
 def test_as_many_stay_as_in_the_folder_and_none_of_a_later_learner_goes(host, objects):
