@@ -229,21 +229,22 @@ def refuse_other_weights(report: Mapping[str, Any], path: str, key: str = "model
             raise ConfigError(f"{key} {path!r} {what} ({names[0]}{others}): {then}; give a complete checkpoint")
 
 
-def weight_files(path: str, key: str) -> list[Path]:
-    """The safetensors files of a model that are on this machine; empty if one is not there yet, or there are none.
+def weight_files(path: str, key: str, form: tuple[str, str] = (WEIGHTS, INDEX)) -> list[Path]:
+    """The safetensors files of a model, or those of the OLDER form, that are on this machine; empty if one is not there
+    yet, or there are none.
 
     Raises: ConfigError when the index names a file that a local folder does not hold."""
-    index = file_of(path, INDEX)
-    if file_of(path, WEIGHTS) is not None or index is None:
-        return [file for file in [file_of(path, WEIGHTS)] if file]
+    whole, index = (file_of(path, name) for name in form)
+    if whole is not None or index is None:
+        return [whole] if whole else []
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{key} {path!r} has a {INDEX} that cannot be read: {first_line(error)}") from error
+        raise ConfigError(f"{key} {path!r} has a {index.name} that cannot be read: {first_line(error)}") from error
     files = {name: file_of(path, name) for name in names}
     absent = [name for name, file in files.items() if file is None]
     if absent and Path(path).is_dir():
-        raise ConfigError(f"{key} {path!r} lacks {absent[0]}, which its {INDEX} names; give a complete checkpoint")
+        raise ConfigError(f"{key} {path!r} lacks {absent[0]}, which its {index.name} names; give a complete checkpoint")
     return [] if absent else [file for file in files.values() if file]
 
 

@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 import xxhash
 
+from cusearch_async.errors import ConfigError
+
 log = logging.getLogger(__name__)
 
 COMMAND = "CUSEARCH_COMMAND"
@@ -54,16 +56,16 @@ def launched_by() -> list[str]:
 
 
 def weights_of(location: str) -> str:
-    """Size and checksum (`fingerprint`) of a model's weight files, in a local folder or of the Hub; empty, and a
-    warning, when they cannot be read."""
-    from transformers.utils import cached_file  # noqa: PLC0415  (the learner has it; other commands read starts)
+    """Size and checksum (`fingerprint`) of the weight files of model.path, in a local folder or of the Hub; empty where
+    they are not all on this machine, and, with a warning, when they cannot be read."""
+    from cusearch_async.models import INDEX, OLDER, WEIGHTS, file_of, weight_files  # noqa: PLC0415  (transformers)
 
     try:
-        folder = Path(cached_file(location, "config.json")).parent
-        paths = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+        is_older = not any(file_of(location, name) for name in (WEIGHTS, INDEX))
+        paths = weight_files(location, "model.path", OLDER if is_older else (WEIGHTS, INDEX))
         size = sum(path.stat().st_size for path in paths)
         prints = [(path.name, fingerprint_of_file(path)) for path in paths]
-    except OSError as error:
+    except (ConfigError, OSError) as error:
         log.warning("the weights of %s cannot be read (%s); the start is kept without their checksum", location, error)
         return ""
     return f"{size} bytes ({xxhash.xxh3_64_hexdigest(repr(prints).encode())})" if paths else ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import sys
 
+import huggingface_hub
 import pytest
 from msgspec import structs
 from safetensors.torch import load_file, save_file
@@ -168,11 +170,32 @@ def test_a_start_keeps_a_checksum_of_the_models_weights(config_of, tmp_path, cap
 def test_weights_that_cannot_be_read_are_named_and_do_not_end_the_start(config_of, tmp_path, caplog):
     model = tmp_path / "model"
     shutil.copytree(STARTER, model)
-    weights = model / "model.safetensors"
-    weights.unlink()
-    weights.symlink_to(tmp_path / "gone")
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
     assert weights_of(str(model)) == ""
     assert f"the weights of {model} cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["model.safetensors", "pytorch_model.bin"])
+def test_a_download_that_has_not_ended_is_no_other_model(config_of, tmp_path, monkeypatch, form):
+    """Or each later start is refused for what the first one saw of it."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    commit = "0" * 40
+    model, refs = (tmp_path / "hub" / "models--an--owner" / name for name in (f"snapshots/{commit}", "refs"))
+    shutil.copytree(STARTER, model, ignore=shutil.ignore_patterns("*.safetensors"))
+    refs.mkdir()
+    (refs / "main").write_text(commit)
+    first, second = (f"{number}-of-2.{form.partition('.')[2]}" for number in (1, 2))
+    (model / f"{form}.index.json").write_text(json.dumps({"weight_map": {"a": first, "b": second}}))
+    (model / "other.bin").write_bytes(b"0")
+    (model / first).write_bytes(b"1")
+    assert weights_of("an/owner") == ""
+    (model / second).write_bytes(b"2")
+    whole = weights_of("an/owner")
+    assert whole.startswith("2 bytes")
+    (model / "consolidated.safetensors").write_bytes(b"12")
+    assert weights_of("an/owner") == whole
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(config_of):
