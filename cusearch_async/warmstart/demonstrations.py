@@ -23,6 +23,7 @@ from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.config import Config
 from cusearch_async.data.columns import read_literal
 from cusearch_async.data.files import Row, locate, read_rows
+from cusearch_async.data.questions import needs_answers
 from cusearch_async.data.rows import Origin, origin_of, parse_row
 from cusearch_async.environments import AgentEnvironment, Environment
 from cusearch_async.environments.search import TAGS
@@ -131,24 +132,25 @@ class _Rollout:
     def of_row(self, row: Row, origin: Origin, number: int) -> Trajectory:
         if row.problem is not None:
             raise ConfigError(f"{row.where}: {row.problem}")
-        return (
-            self.of_exported(row) if "token_ids" in row.values else self.of_written(row, parse_row(row, origin, number))
-        )
+        is_exported = "token_ids" in row.values
+        label: Any = row.values.get("environment", None if is_exported else self._config.evaluated_in)
+        self._environment(row.where, label)
+        needed = needs_answers(self._config, label)
+        if is_exported:
+            return self.of_exported(row, needed)
+        return self.of_written(row, replace(parse_row(row, origin, number, needed), environment=label))
 
     def of_written(self, row: Row, question: Question) -> Trajectory:
         turns = _texts(row, "turns")
-        label = row.values.get("environment", self._config.evaluated_in)
-        self._environment(row.where, label)
-        if label not in self._here:
+        if question.environment not in self._here:
             raise ConfigError(
-                f"{row.where}: the agents of environment.{label} run elsewhere; export one of their trajectories "
-                "(`cusearch buffer export`), or take recorded ones (--from RUN)"
+                f"{row.where}: the agents of environment.{question.environment} run elsewhere; export one of their "
+                "trajectories (`cusearch buffer export`), or take recorded ones (--from RUN)"
             )
         self._policy.begin(turns)
         self._search.begin(_documents(row))
         try:
-            episode = self._runner.run(replace(question, environment=label), 0, 0, _WORKER, temperature=0.0)
-            found = self._loop.run(episode)
+            found = self._loop.run(self._runner.run(question, 0, 0, _WORKER, temperature=0.0))
         except EpisodeFailed as error:
             raise EpisodeFailed(f"{row.where}: {error}") from error
         problem = self._policy.problem() or self._search.problem()
@@ -158,7 +160,7 @@ class _Rollout:
             raise ConfigError(f"{row.where}: {problem}")
         return found
 
-    def of_exported(self, row: Row) -> Trajectory:
+    def of_exported(self, row: Row, needs_answers: bool) -> Trajectory:
         """One that a policy sampled; of another tokenizer or template it would begin with another prompt."""
         try:
             values: dict[str, Any] = {
@@ -166,7 +168,7 @@ class _Rollout:
                 for name in Trajectory.__slots__
             }
             values |= {name: np.array(values[name], dtype=kind) for name, kind in _VECTORS.items()}
-            values["answers"] = _list_of_texts(values["answers"], f"{row.where}: 'answers'", least=1)
+            values["answers"] = _list_of_texts(values["answers"], f"{row.where}: 'answers'", least=int(needs_answers))
             found = Trajectory(**values | {name: tuple(values[name]) for name in ("answers", "starts")})
             _check_exported(found, len(self._tokenizer))
         except (KeyError, TypeError, ValueError, OverflowError) as error:

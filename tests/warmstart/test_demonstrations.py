@@ -136,6 +136,16 @@ def test_agents_elsewhere_cannot_be_asked(tmp_path):
         read_demonstrations(written(tmp_path, OF_AGENT), chat_tokenizer(), elsewhere)
 
 
+def test_gold_answers_are_needed_only_where_the_run_needs_them(tmp_path, tokenizer, agent):
+    """An agent, or a reward of the user's."""
+    rewarded = load_config(Path("atlas"), ["--environment.search.reward", "docs.examples.rewards:brief"])
+    for config, tokens, row in ((agent, chat_tokenizer(), OF_AGENT), (rewarded, tokenizer, GOOD)):
+        without = {name: value for name, value in row.items() if name != "golden_answers"}
+        [made] = read_demonstrations(written(tmp_path, without), tokens, config).trajectories
+        [again] = read_demonstrations(written(tmp_path, as_json(made)), tokens, config).trajectories
+        assert made.answers == again.answers == ()
+
+
 def test_what_the_environment_wrote_is_masked(tmp_path, tokenizer, config):
     [found] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
     trained = tokenizer.decode(found.token_ids[found.sampled], skip_special_tokens=False)
