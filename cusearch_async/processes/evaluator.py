@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
-from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.errors import LearnerUnreachable, WeightsUnavailable
 from cusearch_async.evaluation.scores import Done, record
 from cusearch_async.evaluation.scoring import due_version, score_all, summarize
 from cusearch_async.files import write_failed
@@ -102,7 +102,7 @@ class Evaluator:
             if is_finished and done.version >= state.step:
                 log.info("run %s is finished and its last version is scored; the evaluator ends", config.run.name)
                 break
-            loading = asyncio.ensure_future(self.load_due(state, state.step if is_finished else config.run.steps))
+            loading = asyncio.ensure_future(self.load_due(state, is_finished))
             if not await unless_stopped(loading, stop):
                 break
             version = loading.result()
@@ -124,9 +124,11 @@ class Evaluator:
         async with self._engine.active():
             return await score_all(self._runner, self._questions, version, self._config.eval.at_once)
 
-    async def load_due(self, state: RunState, last: int) -> int | None:
-        """Load the version that is due for scoring, where `last` is the last of the run; None when there is none, or it
-        cannot be read now. Raises: ContractMismatch when a learner has changed the run contract."""
+    async def load_due(self, state: RunState, is_finished: bool) -> int | None:
+        """Load the version that is due for scoring; None when there is none, or it cannot be read now. `is_finished`:
+        the run is. Raises: ContractMismatch when a learner has changed the run contract; WeightsUnavailable or
+        WriteFailed when the last version cannot be loaded."""
+        last = state.step if is_finished else self._config.run.steps
         version = due_version(state, self._done.version, self._config.eval, last)
         if version is None or time.monotonic() < self._next_look:
             return None
@@ -134,20 +136,26 @@ class Evaluator:
         try:
             weights = state.weights if version == state.published else await self._source.newest_of(version)
         except WeightsUnavailable as error:  # where versions are listed over a network
+            if is_finished and isinstance(error, LearnerUnreachable):
+                self._leave_out(version, error)
+                return None
             log.warning("%s; version %d is looked for again in %g s", error, version, LOOK_AGAIN_S)
             self._next_look = time.monotonic() + LOOK_AGAIN_S
             return None
         if weights is None:
-            log.warning("version %d is not scored: its weights are no longer there", version)
-            self._done.version = version
+            self._leave_out(version, "its weights are no longer there")
             return None
         is_last = version == last
         waits_for_it = is_last or self._config.eval.in_order  # else a newer one may replace it before it is loaded
         try:
-            return self._engine.version if await self._loader.load(weights, check=False, idle=waits_for_it) else None
+            is_loaded = await self._loader.load(weights, check=False, idle=waits_for_it, is_finished=is_finished)
+            return self._engine.version if is_loaded else None
         except WeightsUnavailable as error:
             if is_last:
                 raise
-            log.warning("version %d is not scored: %s", version, error)
-            self._done.version = version
+            self._leave_out(version, error)
             return None
+
+    def _leave_out(self, version: int, why: object) -> None:
+        log.warning("version %d is not scored: %s", version, why)
+        self._done.version = version

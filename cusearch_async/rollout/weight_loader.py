@@ -75,28 +75,29 @@ class PatientLoader:
         """Whether the announced version could not be loaded at the last attempt."""
         return bool(self._failed)
 
-    async def load(self, name: str, check: bool, idle: bool) -> bool:
-        """Load the announced version; False when it cannot be read now. `idle`: the process has nothing else to do.
+    async def load(self, name: str, check: bool, idle: bool, is_finished: bool = False) -> bool:
+        """Load the announced version; False when it cannot be read now. `idle`: the process has nothing else to do;
+        `is_finished`: the run is.
 
         Raises: WeightsUnavailable or WriteFailed when nothing could be loaded for `patience_s` while idle, unless the
-        engine has weights and the learner does not answer; WeightsMismatch."""
+        engine has weights and the learner, who does not answer, may come back; WeightsMismatch."""
         if name == self._failed and time.monotonic() < self._next_try:
             return False
         try:
             await self._engine.load(self._source, name, check)
         except (WeightsUnavailable, WriteFailed) as error:
-            self._note_failure(name, error, idle)
+            may_come_back = isinstance(error, LearnerUnreachable) and not is_finished
+            self._note_failure(name, error, idle and not (may_come_back and self._engine.loaded))
             return False
         self._failed, self._idle_since = "", None
         return True
 
-    def _note_failure(self, name: str, error: WeightsUnavailable | WriteFailed, idle: bool) -> None:
+    def _note_failure(self, name: str, error: WeightsUnavailable | WriteFailed, is_urgent: bool) -> None:
         now = time.monotonic()
         self._failures = self._failures + 1 if name == self._failed else 1
         self._failed = name
         self._next_try = now + doubling_pause_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        waits = isinstance(error, LearnerUnreachable) and self._engine.loaded  # for one that comes back, as others do
-        if not idle or waits or self._idle_since is None:
+        if not is_urgent or self._idle_since is None:
             self._idle_since = now
         if now - self._idle_since > self._patience_s:
             if isinstance(error, WriteFailed):

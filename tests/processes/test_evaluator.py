@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cusearch_async.errors import ContractMismatch, WeightsUnavailable
+from cusearch_async.errors import ContractMismatch, LearnerUnreachable, WeightsUnavailable
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.run.identity import Identity
@@ -138,6 +138,34 @@ async def test_in_order_a_version_that_stays_damaged_is_not_waited_for(scene, le
             await until(lambda: 4 in scores(scene))
     assert list(scores(scene)) == [0, 4]
     assert "version 2 is not scored: v000002-e1 is damaged" in caplog.text
+
+
+async def test_a_learner_that_is_gone_after_its_finish_is_not_waited_for(scene, learner, caplog, monkeypatch):
+    """One that serves its versions. It was, without end; of a run that is not finished the next one may come."""
+    scene.config = scene.config.model_copy(
+        update={
+            "eval": scene.config.eval.model_copy(update={"in_order": True}),
+            "redis": scene.config.redis.model_copy(update={"outage_s": 0.1}),
+        }
+    )
+    load = Engine.load
+
+    async def gone(*_):
+        raise LearnerUnreachable("the learner does not answer")
+
+    async def only_the_first(own, store, name, check):
+        await (load(own, store, name, check) if name == "v000000-e1" else gone())
+
+    working = asyncio.create_task(scene.process("evaluator"))
+    await until(lambda: 0 in scores(scene))
+    monkeypatch.setattr(Engine, "load", only_the_first)
+    monkeypatch.setattr(WeightStore, "newest_of", gone)
+    monkeypatch.setattr(scene.evaluator, "LOOK_AGAIN_S", 0.01)
+    await learner.announce(4, "v000004-e1")
+    await finish(scene, learner, 4)
+    with pytest.raises(WeightsUnavailable, match=r"the learner does not answer; no other version .* for 0\.1 s"):
+        await working
+    assert "version 2 is not scored: the learner does not answer" in caplog.text
 
 
 async def test_in_order_it_scores_every_version_however_late(scene, learner, caplog, monkeypatch):

@@ -31,18 +31,23 @@ async def test_failures_are_counted_for_each_version_and_forgotten_after_a_succe
 
 
 @pytest.mark.parametrize(
-    ("error", "loaded", "waits"),
-    [(LearnerUnreachable, "v0", True), (LearnerUnreachable, "", False), (WeightsUnavailable, "v0", False)],
+    ("error", "loaded", "is_finished", "waits"),
+    [
+        (LearnerUnreachable, "v0", False, True),
+        (LearnerUnreachable, "v0", True, False),
+        (LearnerUnreachable, "", False, False),
+        (WeightsUnavailable, "v0", False, False),
+    ],
 )
 async def test_a_worker_with_weights_waits_for_a_learner_that_died_after_it_announced_others(
-    monkeypatch, error, loaded, waits
+    monkeypatch, error, loaded, is_finished, waits
 ):
     """All workers ended together after redis.outage_s, where those that were told of nothing waited for ever."""
     monkeypatch.setattr(weight_loader, "doubling_pause_s", lambda *_: 0.0)
     loader = weight_loader.PatientLoader(Engine("a", error=error, loaded=loaded), None, patience_s=0.0)
-    assert not await loader.load("a", check=False, idle=True)
+    assert not await loader.load("a", check=False, idle=True, is_finished=is_finished)
     if waits:
-        assert not await loader.load("a", check=False, idle=True)
+        assert not await loader.load("a", check=False, idle=True, is_finished=is_finished)
     else:
         with pytest.raises(WeightsUnavailable, match="a is damaged; no other version was announced for 0 s"):
-            await loader.load("a", check=False, idle=True)
+            await loader.load("a", check=False, idle=True, is_finished=is_finished)

@@ -128,4 +128,4 @@ async def test_an_evaluator_scores_no_version_of_a_run_that_was_changed_since(tm
     await learner.recover(0, accepts_changes=True)
     await learner.announce(1, "v000001-e2")
     with pytest.raises(ContractMismatch, match=r"run\.seed is 0 here and 7 in the run"):
-        await Evaluator(buffer, None, None, None, [], config).load_due(await buffer.state(), 1)
+        await Evaluator(buffer, None, None, None, [], config).load_due(await buffer.state(), is_finished=False)
