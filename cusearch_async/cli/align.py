@@ -31,7 +31,6 @@ from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.replay.alignment import SINGLETONS, Figures, MeasuredPool, figures_of
 from cusearch_async.replay.selection import with_method
 from cusearch_async.run.folder import STARTS, refuse_no_run
-from cusearch_async.run.history import epochs_and_steps
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.selector import candidates_of
 from cusearch_async.types import Pool, Trajectory
@@ -78,7 +77,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     configure_process([])
     with packages_of("study"):  # missing ones are told before the work, not after it
         from cusearch_async.study import statistics  # noqa: F401, PLC0415
-    kept = Checkpoints(folder, config.learner.keep_checkpoints, epochs_and_steps(folder)).by_step()
+    kept = Checkpoints(folder, config.learner.keep_checkpoints).by_step()
     models = {0: config.model.location} | {step: str(one.path / "model") for step, one in kept.items()}
     found: dict[str, Figures] = {}
     equal = max(2, budget // EQUAL_SHARE)

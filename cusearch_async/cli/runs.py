@@ -254,7 +254,7 @@ def fork(arguments: argparse.Namespace, _: list[str]) -> None:
     run, new = KeptRun.read(arguments.folder), arguments.new
     if not re.fullmatch(NAME, new.name):
         raise ConfigError(f"the other run is named like its folder, so {new.name!r} cannot be one; see run.name")
-    kept = Checkpoints(run.folder, 1, [(start.epoch, start.step) for start in run.starts]).by_step()
+    kept = Checkpoints(run.folder, 1).by_step()
     if not kept:
         raise ConfigError(f"{run.folder} has no checkpoint yet")
     step = max(kept) if arguments.step is None else arguments.step

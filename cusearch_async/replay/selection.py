@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cusearch_async.config import Config, LearnerConfig, load_config, with_overrides
 from cusearch_async.errors import ConfigError, CorruptPayload, InvalidTrajectory
 from cusearch_async.run.folder import STARTS, refuse_no_run
-from cusearch_async.run.history import Start, epochs_and_steps, read_starts
+from cusearch_async.run.history import Start, read_starts
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.recorder import Record, read_record
 from cusearch_async.training.selector import advantages_of, candidates_of, select
@@ -108,7 +108,7 @@ def checkpoint_before(run_folder: Path, step: int, learner: LearnerConfig) -> Pa
             f"the update of step {step} was made by learner.ranks = {learner.ranks}, which add up in another order "
             "than one; replay makes updates of one rank only"
         )
-    kept = Checkpoints(run_folder, learner.keep_checkpoints, epochs_and_steps(run_folder)).by_step()
+    kept = Checkpoints(run_folder, learner.keep_checkpoints).by_step()
     if step == 0:
         return None
     if step not in kept:

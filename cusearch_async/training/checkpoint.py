@@ -85,12 +85,12 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of a run. `starts` holds (epoch, step) of each learner that took the run over so far."""
+    """The checkpoints in a run's folder. The starts so far decide which of them count."""
 
-    def __init__(self, run_folder: Path, keep: int, starts: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(self, run_folder: Path, keep: int) -> None:
         self.folder = run_folder / "checkpoints"
         self._keep = keep
-        self._starts = list(starts)
+        self._starts = epochs_and_steps(run_folder)
 
     # --- to resume ------------------------------------------------------------------------------------
 
@@ -270,8 +270,7 @@ def _record_of(path: Path) -> FileRecord:
 
 
 def checkpoints_of(config: Config) -> Checkpoints:
-    """The checkpoints in the run's folder; the starts so far decide which of them count."""
-    return Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
+    return Checkpoints(config.folder, config.learner.keep_checkpoints)
 
 
 def state_at(step: int, method: MethodState, config: Config) -> CheckpointState:

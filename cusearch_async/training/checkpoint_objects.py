@@ -23,7 +23,6 @@ from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.objects import Objects
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.folder import MARKER, METRICS, SCORES, STARTS, Marker
-from cusearch_async.run.history import epochs_and_steps
 from cusearch_async.training.checkpoint import NAME, Checkpoints, checkpoints_of, damage_of
 
 log = logging.getLogger(__name__)
@@ -183,7 +182,7 @@ class ObjectCheckpoints(Checkpoints):
     """Checkpoints in a folder, and in an object store."""
 
     def __init__(self, config: Config, objects: CheckpointObjects) -> None:
-        super().__init__(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
+        super().__init__(config.folder, config.learner.keep_checkpoints)
         self._objects = objects
 
     def tell_start(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import append_row
+from cusearch_async.run.history import record_start
 from cusearch_async.training import checkpoint
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState, check_same_run
 from cusearch_async.training.selector import initial_method_state
@@ -24,10 +26,11 @@ def state_at(step: int) -> CheckpointState:
     return CheckpointState(step=step, method=method, ranks=1, zero_stage=1, fixed={"model.dtype": "float32"})
 
 
-def learner(tmp_path, keep=3, epoch=1, step=0, starts=()) -> Checkpoints:
+def learner(tmp_path, keep=3, epoch=1, step=0) -> Checkpoints:
     """The checkpoints as the learner of `epoch` sees them, which went on from `step`."""
-    checkpoints = Checkpoints(tmp_path, keep, starts)
+    checkpoints = Checkpoints(tmp_path, keep)
     checkpoints.begin(epoch, step)
+    record_start(load_config(Path("atlas"), ["--run.folder", str(tmp_path)]), epoch, step)
     return checkpoints
 
 
@@ -137,7 +140,7 @@ def test_the_best_of_a_course_that_was_left_does_not_count(tmp_path):
     for step, em in ((1, 0.2), (3, 0.9)):
         save(first, step)
         score(tmp_path, step, em)
-    again = learner(tmp_path, keep=1, epoch=2, step=1, starts=[(1, 0)])
+    again = learner(tmp_path, keep=1, epoch=2, step=1)
     assert again.best().state.step == 1, "step 3 is made again"
     save(again, 3)
     assert names(tmp_path) == ["step000001-e1", "step000003-e2"]
@@ -181,7 +184,7 @@ def test_a_run_goes_on_where_redis_can_go_on_with_it(tmp_path, known, step):
 
 def test_of_one_step_the_later_learner_counts(tmp_path):
     save(learner(tmp_path), 4)
-    later = learner(tmp_path, epoch=2, step=2, starts=[(1, 0)])
+    later = learner(tmp_path, epoch=2, step=2)
     save(later, 4)
     assert later.newest(UNKNOWN).epoch == 2
 
@@ -191,7 +194,7 @@ def test_what_an_earlier_learner_wrote_beyond_a_step_gone_back_to_is_of_another_
     earlier = learner(tmp_path)
     save(earlier, 2)
     save(earlier, 4)
-    later = learner(tmp_path, epoch=2, step=2, starts=[(1, 0)])
+    later = learner(tmp_path, epoch=2, step=2)
     assert later.newest(UNKNOWN).path.name == "step000002-e1"
     save(later, 3)
     assert later.newest(UNKNOWN).path.name == "step000003-e2"
@@ -201,7 +204,7 @@ def test_what_an_earlier_learner_wrote_beyond_a_step_gone_back_to_is_of_another_
 def test_a_run_that_was_begun_again_has_no_checkpoint_until_it_writes_one(tmp_path):
     """Epoch 2 had found none, and began at step 0; then epoch 1 finished its first."""
     save(learner(tmp_path), 5)
-    later = learner(tmp_path, epoch=2, step=0, starts=[(1, 0)])
+    later = learner(tmp_path, epoch=2, step=0)
     assert later.newest(UNKNOWN) is None, "nothing is damaged"
     save(later, 1)
     assert later.newest(UNKNOWN).path.name == "step000001-e2"
@@ -215,7 +218,7 @@ def test_a_learner_that_wakes_up_after_its_successor_finished_the_same_step_dele
     sleeper = learner(tmp_path, keep=1)
     save(sleeper, 2)
     write(sleeper, 4)
-    successor = learner(tmp_path, keep=1, epoch=2, step=2, starts=[(1, 0)])
+    successor = learner(tmp_path, keep=1, epoch=2, step=2)
     save(successor, 4)
     with pytest.raises(WriteFailed, match=r"cannot write .*step000004-e1"):
         sleeper.finish(4)
@@ -224,11 +227,19 @@ def test_a_learner_that_wakes_up_after_its_successor_finished_the_same_step_dele
     write(successor, 6)
     successor.finish(6)
     decided = successor.superfluous()
-    third = learner(tmp_path, keep=1, epoch=3, step=6, starts=[(1, 0), (2, 2)])
+    third = learner(tmp_path, keep=1, epoch=3, step=6)
     save(third, 8)
     successor.remove(decided)
     assert successor.superfluous() == []
     assert names(tmp_path) == ["step000008-e3"]
+
+
+def test_the_starts_in_the_folder_decide_for_whoever_looks(tmp_path):
+    save(learner(tmp_path), 4)
+    assert Checkpoints(tmp_path, keep=1).latest().state.step == 4
+    learner(tmp_path, epoch=2, step=2)
+    assert Checkpoints(tmp_path, keep=1).latest() is None
+    assert Checkpoints(tmp_path, keep=1).highest_epoch() == 2
 
 
 def test_what_earlier_learners_left_half_done_is_cleared_at_the_start(tmp_path):
