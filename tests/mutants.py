@@ -273,7 +273,7 @@ MUTANTS = {
     "siblings are the first": (CONTROLS, "np.lexsort((rng.random(len(group)), group))", "np.arange(len(group))"),
     "a control has as many trajectories": (CONTROLS, "order[:count]", "order[: len(followed.indices)]"),
     "records are never deleted": (RECORDING, "if total <= self._most_bytes:", "if True:"),
-    "records of another course count": (RECORDING, "later <= epoch or step < resumed_at", "True"),
+    "records of another course count": (RECORDING, "if counts(step + 1, epoch, starts)", "if True"),
     "a record ends the run": (RECORDING, "except (OSError, WriteFailed) as", "except KeyError as"),
     "a record that is gone ends the run": (RECORDING, "except FileNotFoundError:", "except KeyError:"),
     "another method has half of its pool": (REPLAYING, "if groups != recorded_groups:", "if False:"),

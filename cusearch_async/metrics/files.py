@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cusearch_async.run.history import counts
+
 log = logging.getLogger(__name__)
 
 PACED_BY = 10
@@ -72,7 +74,7 @@ class ScoresFile(_RowsFile):
         """As `read_scores`."""
         kept: dict[int, dict[str, Any]] = {}
         for row in sorted(self._read(), key=_epoch):
-            if all(epoch <= row["epoch"] or row["step"] <= step for epoch, step in starts):
+            if counts(row["step"], row["epoch"], starts):
                 kept[row["step"]] = row
         return [kept[step] for step in sorted(kept)]
 

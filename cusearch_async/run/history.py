@@ -16,7 +16,7 @@ import os
 import socket
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -109,8 +109,14 @@ def read_stop(run_folder: Path, epoch: int) -> Stop | None:
 
 
 def epochs_and_steps(run_folder: Path) -> list[tuple[int, int]]:
-    """Each learner's epoch and first step: results of earlier learners from that step on do not count."""
+    """Each learner's epoch and first step, for `counts`."""
     return [(start.epoch, start.step) for start in read_starts(run_folder)]
+
+
+def counts(done: int, epoch: int, starts: Iterable[tuple[int, int]]) -> bool:
+    """Whether what the learner of `epoch` left after `done` steps still counts: no later one has gone back behind
+    it."""
+    return all(later <= epoch or done <= step for later, step in starts)
 
 
 def record_start(config: Config, epoch: int, step: int, identity: Identity = NOBODY, nonce: str = "") -> None:

@@ -29,7 +29,7 @@ from cusearch_async.files import entries, is_half_done, put_in_place, remove, re
 from cusearch_async.learner.interface import STATE_FILE
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run.folder import SCORES
-from cusearch_async.run.history import epochs_and_steps
+from cusearch_async.run.history import counts, epochs_and_steps
 from cusearch_async.run.identity import differences, fixed_terms, not_this_run
 from cusearch_async.training.selector import initial_method_state
 from cusearch_async.transport.interface import MethodState, RunState
@@ -213,7 +213,7 @@ class Checkpoints:
         return [checkpoint for checkpoint in self._readable() if self._is_of_this_course(checkpoint)]
 
     def _is_of_this_course(self, checkpoint: Checkpoint) -> bool:
-        return all(checkpoint.state.step <= step for epoch, step in self._starts if epoch > checkpoint.epoch)
+        return counts(checkpoint.state.step, checkpoint.epoch, self._starts)
 
     def _readable(self) -> list[Checkpoint]:
         """Checkpoints that have a state, in order of step and epoch."""

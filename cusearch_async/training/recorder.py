@@ -19,7 +19,7 @@ import msgspec
 
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import entries, put_in_place, remove, writing
-from cusearch_async.run.history import epochs_and_steps
+from cusearch_async.run.history import counts, epochs_and_steps
 from cusearch_async.training.background import Background
 from cusearch_async.training.selector import Chosen
 from cusearch_async.transport import codec
@@ -131,11 +131,7 @@ def recorded(run_folder: Path) -> dict[int, Path]:
     found = entries(run_folder / FOLDER, _NAME)
     whole = [(int(name[1]), int(name[2]), path) for path, name in found if path.name == name[0]]
     starts = epochs_and_steps(run_folder)
-    return {
-        step: path
-        for step, epoch, path in sorted(whole)
-        if all(later <= epoch or step < resumed_at for later, resumed_at in starts)
-    }
+    return {step: path for step, epoch, path in sorted(whole) if counts(step + 1, epoch, starts)}
 
 
 def read_record(run_folder: Path, step: int) -> Record:

@@ -20,6 +20,7 @@ from cusearch_async.run import history as starts
 from cusearch_async.run.history import (
     Start,
     changes_since_last_start,
+    counts,
     made_otherwise,
     read_starts,
     read_stop,
@@ -196,6 +197,13 @@ def test_a_download_that_has_not_ended_is_no_other_model(config_of, tmp_path, mo
     assert whole.startswith("2 bytes")
     (model / "consolidated.safetensors").write_bytes(b"12")
     assert weights_of("an/owner") == whole
+
+
+@pytest.mark.parametrize(
+    ("done", "epoch", "still"), [(4, 1, True), (5, 1, False), (5, 2, True), (7, 2, False), (9, 3, True)]
+)
+def test_what_a_later_learner_has_gone_back_behind_does_not_count(done, epoch, still):
+    assert counts(done, epoch, [(1, 0), (2, 4), (3, 6)]) is still
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(config_of):
