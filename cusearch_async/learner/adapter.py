@@ -41,11 +41,12 @@ class Adapter:
         import peft  # noqa: PLC0415  (takes a second, and is needed only here)
         from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: PLC0415
 
-        linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+        known = sorted({name for name, *_ in linear_layers(model)})
         for name in settings.names:  # peft wants only one of them to be there
-            if name not in linear:
-                known = ", ".join(sorted(linear - {"lm_head"}))
-                raise ConfigError(f"learner.lora.targets: the model has no linear layer {name!r}; it has {known}")
+            if name not in known:
+                raise ConfigError(
+                    f"learner.lora.targets: the model has no linear layer {name!r}; it has {', '.join(known)}"
+                )
         targets = list(settings.names) or "all-linear"
         shared: dict[str, Any] = {"r": settings.rank, "lora_alpha": settings.alpha, "lora_dropout": 0.0}
         lora = peft.LoraConfig(target_modules=targets, task_type="CAUSAL_LM", **shared)
@@ -110,6 +111,16 @@ class Adapter:
                 weight = (weight.float() + scale * (b @ a)).to(weight.dtype)
             result[name.replace(".base_layer.", ".")] = weight
         return result
+
+
+def linear_layers(model: Any) -> tuple[tuple[str, int, int], ...]:
+    """Those that can have an adapter, which are all but the LM head: name, inputs, outputs."""
+    head = model.get_output_embeddings()
+    return tuple(
+        (name.rpartition(".")[2], module.in_features, module.out_features)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    )
 
 
 def save_adapter(adapter: Adapter, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from transformers import Qwen3Config
+from transformers import Phi3Config, Qwen3Config
 
 from cusearch_async.cli.preflight import memory
 from cusearch_async.cli.preflight.shapes import described, published
@@ -27,6 +27,17 @@ def test_an_adapter_has_two_matrices_for_each_layer():
     query, key, mlp = 64 + 128, 64 + 64, 64 + 96
     assert adapter_parameters(small, 8) == 2 * 8 * (2 * query + 2 * key + 3 * mlp)
     assert adapter_parameters(small, 8, ("q_proj", "down_proj")) == 2 * 8 * (query + mlp)
+
+
+def test_check_finds_the_layers_of_a_model_that_names_them_otherwise(atlas_config):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 50, "pad_token_id": 0}
+    shape = described(Phi3Config(**sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
+    qkv, o, gate_up, down = 64 + 128, 64 + 64, 64 + 192, 96 + 64
+    assert adapter_parameters(shape, 8) == 2 * 8 * (qkv + o + gate_up + down)
+    config = load_config(atlas_config, ["--learner.lora.rank", "8", "--learner.lora.targets", "qkv_proj"])
+    found = memory.adapter(config, shape)
+    assert found.status == "ok"
+    assert found.text.startswith(f"of rank 8: {2 * 8 * qkv:,} parameters")
 
 
 def test_an_adapter_of_3b_is_small_where_it_is_trained_and_its_reference_is_no_second_model(atlas_config):

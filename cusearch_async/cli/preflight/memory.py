@@ -96,7 +96,7 @@ def _savings(config: Config) -> str:
 
 def adapter(config: Config, shape: ModelShape) -> Finding:
     """What of the model is trained and published where learner.lora is set."""
-    lora, layers = config.learner.lora, sizing.linear_layers(shape)
+    lora, layers = config.learner.lora, dict.fromkeys(name for name, *_ in shape.linear)
     unknown = [name for name in lora.names if name not in layers]
     if unknown:
         text = f"learner.lora.targets: {unknown[0]!r} is none of the layers {', '.join(layers)}"

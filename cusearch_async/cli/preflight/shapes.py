@@ -45,6 +45,8 @@ class ModelShape:
     context: int
     """Longest sequence, in tokens."""
     tied: bool
+    linear: tuple[tuple[str, int, int], ...] = field(repr=False)
+    """Every layer that can have an adapter: name, inputs, outputs."""
     config: Any = field(repr=False, compare=False)
 
 
@@ -78,6 +80,9 @@ def read_shape(path: str) -> ModelShape | None:
 
 def described(config: Any) -> ModelShape | None:
     """The shape of the causal LM of a transformers config; None when there is none."""
+    from cusearch_async.learner.adapter import linear_layers  # noqa: PLC0415  (imports torch)
+    from cusearch_async.learner.model import layers_of  # noqa: PLC0415  (the same)
+
     try:
         model = on_meta(config)
         layers = layers_of(model)
@@ -94,6 +99,7 @@ def described(config: Any) -> ModelShape | None:
             vocab=config.vocab_size,
             context=config.max_position_embeddings,
             tied=config.tie_word_embeddings,
+            linear=linear_layers(model),
             config=config,
         )
     except (ValueError, AttributeError, NotImplementedError):  # no causal LM, or not one of text alone
@@ -107,8 +113,3 @@ def on_meta(config: Any, **options: Any) -> Any:
 
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, **options)
-
-
-def layers_of(model: Any) -> list[Any]:
-    """The modules whose activations gradient checkpointing computes again."""
-    return [module for module in model.modules() if hasattr(type(module), "gradient_checkpointing")]

@@ -66,18 +66,9 @@ class LearnerMemory:
         return self.held + max(self.step, self.activations, self.scoring) + DEVICE_ALLOWANCE
 
 
-def linear_layers(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """The linear layers of one block of the model: name -> (inputs, outputs)."""
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    hidden, inner = shape.hidden, shape.config.intermediate_size
-    attention = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
-    return attention | {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
-
-
 def adapter_parameters(shape: ModelShape, rank: int, names: Sequence[str] = ()) -> int:
     """Elements of A [rank, inputs] and B [outputs, rank] of the layers `names`, or of all linear layers."""
-    layers = linear_layers(shape)
-    return shape.layers * rank * sum(sum(layers[name]) for name in names or layers if name in layers)
+    return rank * sum(ins + outs for name, ins, outs in shape.linear if not names or name in names)
 
 
 def trained_parameters(shape: ModelShape, learner: LearnerConfig) -> int:
