@@ -102,7 +102,10 @@ def show_ledger(found: Ledger, counted: Audit | None, as_json: bool) -> bool:
 
 async def show_workers(config: Config, with_contract: bool) -> None:
     async with open_run(config) as buffer:
-        shown = contract(await buffer.identity()) if with_contract else workers(await buffer.workers())
+        if with_contract:
+            shown = contract(await buffer.identity())
+        else:
+            shown = workers(await buffer.workers(), config.redis.lease_s)
     Console().print(shown)
 
 
@@ -118,12 +121,13 @@ def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableTy
     """On 80 columns and 24 lines all but the last workers is seen, with up to six depths and a staleness of two; the
     ledger always."""
     alive = sum(status.is_alive for status in now.workers.values())
+    listed = workers(now.workers, config.redis.lease_s)
     buffered = Panel(buckets(now, config), title="buffered: depth × staleness", expand=False)
     return Group(
         head(now.state, config),
         Panel(ledger(now.ledger), title="ledger", expand=False),
         Columns([buffered, Panel(groups(now, before, config), title="groups", expand=False)]),
-        Panel(workers(now.workers), title=f"workers: {alive} alive of {len(now.workers)}", expand=False),
+        Panel(listed, title=f"workers: {alive} alive of {len(now.workers)}", expand=False),
         Text(f"inspect it with: {redis_cli_line(config.redis, config.folder)}", no_wrap=True, overflow="ignore"),
     )
 
@@ -189,7 +193,7 @@ def groups(now: Snapshot, before: Snapshot | None, config: Config) -> Table:
     return shown
 
 
-def workers(found: dict[str, WorkerStatus]) -> Table:
+def workers(found: dict[str, WorkerStatus], lease_s: float) -> Table:
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("worker", "heartbeat", "version", "in flight", "episodes", "tokens/s", "state"):
         is_text = name in ("worker", "state")
@@ -198,19 +202,21 @@ def workers(found: dict[str, WorkerStatus]) -> Table:
         speed = f"{status.sampled_tokens / status.busy_s:.0f}" if status.busy_s else "–"
         figures = [str(status.version), str(status.in_flight), str(status.episodes), speed]
         beat = Text(f"{max(0.0, status.heartbeat_age_s):.0f} s ago", style="green" if status.is_alive else "red")
-        shown.add_row(plain(name), beat, *(["–"] * 4 if status.starting else figures), _does(status))
+        shown.add_row(plain(name), beat, *(["–"] * 4 if status.starting else figures), _does(status, lease_s))
     if not found:
         shown.add_row(Text("none", style="red"))
     return shown
 
 
-def _does(status: WorkerStatus) -> Text:
+def _does(status: WorkerStatus, lease_s: float) -> Text:
     if not status.is_alive:
         return Text("silent", style="red")
     if status.starting:
         return plain(f"{status.starting}, {status.alive_s:.0f} s")
     if status.retriever_down_s:
         return Text(f"retriever down {status.retriever_down_s:.0f} s", style="red")
+    if status.hangs(lease_s):
+        return Text(f"no token for {status.last_token_age_s:.0f} s", style="red")
     return Text("ok", style="green")
 
 

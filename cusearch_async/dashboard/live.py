@@ -18,8 +18,6 @@ from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import LearnerStatus, OperatorBuffer
 
 Json = dict[str, Any]
-STUCK_S = 60.0
-"""An engine with requests that has produced no token for so long hangs."""
 
 
 class Live:
@@ -78,7 +76,7 @@ def troubles(now: Snapshot, learner: LearnerStatus | None, config: Config) -> li
         elif status.retriever_down_s:
             text = f"{name} has had no answer from {config.retriever.url} for {status.retriever_down_s:.0f} s"
             found.append(("retriever_down", text))
-        elif status.in_flight and status.last_token_age_s > STUCK_S:
+        elif status.hangs(config.redis.lease_s):
             text = f"{name} has {status.in_flight} episodes in flight and no token for {status.last_token_age_s:.0f} s"
             found.append(("worker_stuck", text))
     return [{"name": name, "text": text} for name, text in found]

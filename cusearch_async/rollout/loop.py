@@ -297,12 +297,13 @@ class RolloutLoop:
         """Renew the leases, unless the engine hangs: then the leases run out, and the tickets are requeued."""
         lease_s, hangs = self._config.redis.lease_s, False
         while not _is_cancelled():
-            age_s = self._engine.last_token_age_s
-            if age_s > lease_s and not hangs:
+            status = self._status()
+            if status.hangs(lease_s) and not hangs:
+                age_s = status.last_token_age_s
                 log.warning("the engine has produced no token for %.0f s: its tickets will be requeued", age_s)
-            hangs = age_s > lease_s
+            hangs = status.hangs(lease_s)
             tickets = [] if hangs else sorted({grant.ticket for grant in self._episodes.values()})
-            self._leave_off(await self._buffer.heartbeat(self._name, tickets, self._status()))
+            self._leave_off(await self._buffer.heartbeat(self._name, tickets, status))
             await asyncio.sleep(HEARTBEAT_S)
 
     def _status(self) -> WorkerStatus:

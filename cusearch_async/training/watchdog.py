@@ -104,7 +104,7 @@ class Watchdog:
             line = f"{name} has version {status.version} of {state.published} and {status.in_flight} episodes"
             if status.retriever_down_s:
                 line += f", and its retriever has been down for {status.retriever_down_s:.0f} s"
-            elif status.last_token_age_s > config.redis.lease_s:
+            elif status.hangs(config.redis.lease_s):
                 line += f", and its engine has produced no token for {status.last_token_age_s:.0f} s; restart it"
             found.append(line)
         return "; ".join(found)

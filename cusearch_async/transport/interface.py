@@ -193,6 +193,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     def is_alive(self) -> bool:
         return -AHEAD_S < self.heartbeat_age_s < ALIVE_S
 
+    def hangs(self, lease_s: float) -> bool:
+        """Whether its engine has produced no token for so long that it lets its leases run out (redis.lease_s)."""
+        return self.last_token_age_s > lease_s
+
 
 class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status that the learner reports with every heartbeat."""

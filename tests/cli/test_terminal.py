@@ -64,7 +64,7 @@ def test_what_others_wrote_moves_no_cursor(tokenizer):
         buffer.table([row(question=ESCAPE, prediction=ESCAPE, worker=ESCAPE)]),
         buffer.overview(hostile, {}),
         buffer.marked(tokenizer(ESCAPE[:-1], add_special_tokens=False)["input_ids"], np.zeros(99), tokenizer),
-        buckets.workers({ESCAPE: status_of_a_worker()}),
+        buckets.workers({ESCAPE: status_of_a_worker()}, 60.0),
     ):
         printed = text_of(shown, width=400)
         assert "\x1b" not in printed
@@ -102,7 +102,7 @@ def tables(atlas_config: Path) -> dict[str, object]:
     return {
         "eval": evaluate.table({"2wikimultihopqa": score, "my_questions, 2 hops": score, "all": score}, "greedy"),
         "check": stages(config, shape, 80 * GIB),
-        "workers": buckets.workers({WORKER: status_of_a_worker()}),
+        "workers": buckets.workers({WORKER: status_of_a_worker()}, 60.0),
         "buckets": buckets.buckets(now, config),
         "groups": buckets.groups(now, None, config),
     }
@@ -177,8 +177,15 @@ def test_no_screen_uses_a_colour_that_is_lost_on_light_or_on_dark_terminals(atla
 
 
 def test_a_worker_that_is_starting_is_listed_with_what_it_does():
-    shown = text_of(buckets.workers({"a-host-42": WorkerStatus(starting="loading vLLM", alive_s=20.4)}))
+    shown = text_of(buckets.workers({"a-host-42": WorkerStatus(starting="loading vLLM", alive_s=20.4)}, 60.0))
     assert "loading vLLM, 20 s" in shown
-    shown = text_of(buckets.workers({"a-host-42": WorkerStatus(heartbeat_age_s=11)}))
+    shown = text_of(buckets.workers({"a-host-42": WorkerStatus(heartbeat_age_s=11)}, 60.0))
     assert "silent" in shown
     assert " ok" not in shown
+
+
+def test_a_worker_whose_engine_hangs_is_not_ok():
+    hanging = {"a-host-42": WorkerStatus(in_flight=4, last_token_age_s=40.0)}
+    assert "no token for 40 s" in text_of(buckets.workers(hanging, 20.0))
+    assert " ok" not in text_of(buckets.workers(hanging, 20.0))
+    assert " ok" in text_of(buckets.workers(hanging, 60.0)), "its leases are renewed"

@@ -77,6 +77,11 @@ def test_it_names_what_the_learner_cannot_see(config, status, name, said):
     assert said in trouble["text"]
 
 
+def test_an_engine_hangs_when_its_leases_run_out(config):
+    patient = config.model_copy(update={"redis": config.redis.model_copy(update={"lease_s": 300.0})})
+    assert seen(patient, WorkerStatus(in_flight=4, last_token_age_s=100.0))["troubles"] == []
+
+
 def test_prometheus_gets_the_workers(config):
     found = seen(config, WorkerStatus(version=0, in_flight=4, episodes=2))
     text = exposition("demo", {}, [], found).decode()
