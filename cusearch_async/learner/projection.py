@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cusearch_async.config import Config
-from cusearch_async.learner.batching import micro_batches
+from cusearch_async.learner.batching import collate, micro_batches
 from cusearch_async.learner.model import SampledLogprobs, load_causal_lm, train_upper_layers
 from cusearch_async.types import Row, Trajectory
 
@@ -70,16 +70,10 @@ class ProjectedGradients:
 
     def _of_batch(self, batch: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
         """[B, DIMENSIONS] of the search tokens, and of the others."""
-        width = max(len(row.token_ids) for row in batch)
-        token_ids, places, searching = torch.zeros(len(batch), width, dtype=torch.int64), [], []
-        for number, row in enumerate(batch):
-            token_ids[number, : len(row.token_ids)] = torch.from_numpy(row.token_ids.astype(np.int64))
-            sampled = np.flatnonzero(row.sampled)
-            places.append(number * width + sampled)
-            searching.append(sampled < np.flatnonzero(~row.sampled)[-1])
+        inputs = collate(batch, packing=False).to(self._device)
+        searching = [np.flatnonzero(row.sampled) < np.flatnonzero(~row.sampled)[-1] for row in batch]
         with self._watched() as passed:
-            where = torch.from_numpy(np.concatenate(places)).to(self._device)
-            log_probs, _ = self._module(token_ids.to(self._device), where, self._temperature, None, False)
+            log_probs, _ = self._module(inputs.token_ids, inputs.sampled, self._temperature, None, False)
         is_search = torch.from_numpy(np.concatenate(searching)).to(self._device)
         for part in (is_search, ~is_search):
             outputs = [output for *_, output in passed]
