@@ -8,6 +8,7 @@ written, or partly deleted.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
@@ -140,6 +141,16 @@ def remove_sealed(folder: Path, manifest: str) -> None:
     """Delete a folder, its manifest first."""
     remove(folder / manifest)
     remove(folder)
+
+
+def try_lock(file: IO[Any], how: int) -> bool:
+    """Lock an open file (fcntl.LOCK_EX or LOCK_SH) until it is closed here and wherever it is inherited; False when
+    others hold it. Raises: OSError where the file system has no locks."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def refuse_unwritable(path: Path, option: str, ending: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from cusearch_async.files import (
     append_row,
     put_in_place,
     refuse_unwritable,
+    try_lock,
     whole_or_absent,
     write_file,
     writing,
@@ -227,3 +229,14 @@ def test_a_folder_that_is_deleted_loses_its_manifest_first(tmp_path: Path, monke
     files.remove_sealed(tmp_path / "v1", "manifest.json")
     assert gone == ["manifest.json", "v1"]
     assert names(tmp_path) == []
+
+
+def test_a_lock_is_one_owners_or_shared_and_ends_with_its_file(tmp_path: Path):
+    with (tmp_path / "lock").open("a+") as one, (tmp_path / "lock").open("a+") as two:
+        assert try_lock(one, fcntl.LOCK_EX)
+        assert not try_lock(two, fcntl.LOCK_SH)
+        one.close()
+        assert try_lock(two, fcntl.LOCK_SH)
+        with (tmp_path / "lock").open("a+") as three:
+            assert try_lock(three, fcntl.LOCK_SH)
+            assert not try_lock(three, fcntl.LOCK_EX)

@@ -19,6 +19,7 @@ from typing import Literal
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, Stalled
+from cusearch_async.files import try_lock
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.run import folder as run_folder
 
@@ -54,15 +55,12 @@ class GpuLock:
 
     def _try_to_take(self) -> bool:
         try:
-            fcntl.flock(self._file, self._kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+            return try_lock(self._file, self._kind)
         except OSError as error:
             raise ConfigError(
                 f"run.colocate: {self._path} cannot be locked ({error.strerror}); choose a run.folder on a file system "
                 "with locks"
             ) from error
-        return True
 
     def release(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_UN)

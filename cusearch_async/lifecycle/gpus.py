@@ -24,6 +24,7 @@ from typing import Literal, get_args
 
 from cusearch_async.config import Config, LearnerConfig
 from cusearch_async.errors import ConfigError
+from cusearch_async.files import try_lock
 from cusearch_async.lifecycle.cuda import has_card
 
 Gpus = tuple[str, ...]
@@ -235,9 +236,7 @@ def _file(gpu: str, role: Role) -> Path:
 def _lock(gpu: str, role: Role, run: str, locks: ExitStack) -> bool:
     """Lock a GPU until `locks` are closed; False when another worker has it."""
     file = locks.enter_context(_file(gpu, role).open("a+", encoding="utf-8"))
-    try:
-        fcntl.flock(file, (fcntl.LOCK_EX if role == "worker" else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(file, fcntl.LOCK_EX if role == "worker" else fcntl.LOCK_SH):
         return False
     file.truncate(0)
     file.write(f"process {os.getpid()}{_described(role, run)}")
@@ -262,9 +261,7 @@ def _user(gpu: str, *roles: Role) -> str:
     for path in (_file(gpu, role) for role in roles or ROLES):
         if path.exists():
             with path.open(encoding="utf-8") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not try_lock(file, fcntl.LOCK_EX):
                     name = "" if cuda_name(gpu) == gpu else f" ({cuda_name(gpu)} in CUDA_VISIBLE_DEVICES)"
                     return f"GPU {gpu}{name} is taken by {file.read() or 'another process'}"
     return ""

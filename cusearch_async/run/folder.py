@@ -21,12 +21,11 @@ import uuid
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from cusearch_async.errors import ConfigError, RunInUse
-from cusearch_async.files import final_name, write_failed, write_file
+from cusearch_async.files import final_name, try_lock, write_failed, write_file
 
 log = logging.getLogger(__name__)
 
@@ -194,21 +193,13 @@ def locked(path: Path, how: int, refusal: str, wait_s: float = 0.0) -> Iterator[
     with ExitStack() as held:
         try:
             file = held.enter_context(path.open("r+b" if path.name == MARKER else "a+b"))
-            while not _take(file, how):
+            while not try_lock(file, how):
                 if time.monotonic() >= deadline:
                     raise RunInUse(refusal)
                 time.sleep(_POLL_S)
         except OSError as error:
             log.warning("%s cannot be locked (%s): let no second run use its folder", path, error.strerror)
         yield
-
-
-def _take(file: BinaryIO, how: int) -> bool:
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def refuse_if_held(folder: Path) -> None:

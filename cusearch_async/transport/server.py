@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from cusearch_async.config import LOOPBACK, RedisConfig, redis_password, redis_password_file
 from cusearch_async.errors import BufferUnavailable, RunInUse
-from cusearch_async.files import write_file
+from cusearch_async.files import try_lock, write_file
 from cusearch_async.run.folder import locked
 
 log = logging.getLogger(__name__)
@@ -66,12 +66,11 @@ def holding_data(redis: RedisConfig, run_folder: Path) -> Iterator[int]:
     lock = folder / _LOCK
     with lock.open("a", encoding="utf-8") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunInUse(
-                f"{folder} is in use: this run's Redis already listens at {lock.read_text(encoding='utf-8')}; set "
-                "redis.url to that, or stop it first"
-            ) from error
+            if not try_lock(file, fcntl.LOCK_EX):
+                raise RunInUse(
+                    f"{folder} is in use: this run's Redis already listens at {lock.read_text(encoding='utf-8')}; set "
+                    "redis.url to that, or stop it first"
+                )
         except OSError as error:
             log.warning("%s cannot be locked (%s): start no second Redis there", file.name, error.strerror)
         file.truncate(0)
