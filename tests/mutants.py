@@ -315,7 +315,7 @@ MUTANTS = {
     "a launch begins beside the one before": (LAUNCHED, "    _wait_until_free(where)\n", ""),
     "an interrupted run begins anew": (LAUNCHED, "    _wait_until_free(where)\n", "    shutil.rmtree(where, True)\n"),
     "earlier attempts took no time": (LAUNCHED, "before, began = _seconds_before(where),", "before, began = 0.0,"),
-    "an earlier line is the reason": (LAUNCHED, "file.seek(seen)", "file.seek(0)"),
+    "an earlier line is the reason": (LAUNCHED, "why_it_ended(output, seen)", "why_it_ended(output)"),
     "a failed seed is in the mean": (VARIANTS, 'if status == "done"]', "]"),
     "seeds that one lacks are compared": (VARIANTS, "& {run.seed for run in others}", "| {run.seed for run in others}"),
     "seeds need not say it": (STATISTICS, "(crossed, Spread(math.sqrt(parts[0]), seeds - 1.0))", "(crossed,)"),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from cusearch_async.dashboard.episodes import coloured
 from cusearch_async.data.questions import refuse_another_world
 from cusearch_async.errors import ConfigError, RetrievalUnavailable
 from cusearch_async.evaluation.probing import Pass
-from cusearch_async.lifecycle.children import free_port, start_child
+from cusearch_async.lifecycle.children import CLI, free_port, start_child, why_it_ended
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.run.folder import refuse_no_run
@@ -99,15 +98,15 @@ def own_retriever(config: Config, folder: Path, overrides: list[str]) -> Iterato
         raise RetrievalUnavailable(f"nothing listens at --retriever.url {url}; start a retriever there")
     refuse_another_world(config)
     url = f"http://127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "cusearch_async.cli.main", "worker", "retriever", str(folder / "config.toml")]
+    command = [*CLI, "worker", "retriever", str(folder / "config.toml")]
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         child = start_child([*command, *overrides, "--retriever.url", url], {"PYTHONSAFEPATH": "1"}, Path(log.name))
         try:
             deadline = time.monotonic() + config.run.wait_s
             while not is_listening(url):
                 if child.poll() is not None or time.monotonic() > deadline:
-                    last = Path(log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-                    raise RetrievalUnavailable(f"the retriever did not start: {''.join(last) or 'it says nothing'}")
+                    why = why_it_ended(Path(log.name)) or "it says nothing"
+                    raise RetrievalUnavailable(f"the retriever did not start: {why}")
                 time.sleep(0.1)
             yield config.model_copy(update={"retriever": config.retriever.model_copy(update={"url": url})})
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,15 @@ log = logging.getLogger(__name__)
 LEAVE_S = 60.0
 """Seconds that the other ranks have to end after the learner has finished."""
 _PR_SET_PDEATHSIG = 1
+
+ENTRY = "cusearch_async.cli.main"
+"""The module of `cusearch`."""
+CLI = (sys.executable, "-m", ENTRY)
+"""The command line of `cusearch`, in this environment."""
+
+_ENDED = re.compile(r"(?:rollout|learner|retriever|evaluator|cusearch): .+")
+_ENGINE = re.compile(r"\(EngineCore[^)]*\).*?\b(\w+(?:Error|Exception): .+)")
+_RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*")
 
 
 def start_child(
@@ -48,6 +58,21 @@ def start_child(
             output.close()
 
 
+def why_it_ended(output: Path, since: int = 0) -> str:
+    """Why a process has ended, from its log, of which the bytes before `since` are earlier: the last line that our code
+    printed, and the error of its engine. Without these, the last error; without an error, the last line, if any."""
+    with output.open("rb") as file:
+        file.seek(since)
+        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    ended = [line for line in lines if _ENDED.fullmatch(line)]
+    engine = [match[1] for match in map(_ENGINE.match, lines) if match]
+    raised = [line for line in lines if _RAISED.fullmatch(line)]
+    last = (ended or engine or raised or lines or [""])[-1]
+    if ended and engine and engine[-1] not in last:
+        last = f"{last} ({engine[-1]})"
+    return last[:500]
+
+
 def die_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
     """Let the kernel send this process the signal `by` when its parent ends for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
@@ -55,7 +80,8 @@ def die_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
 
 @contextmanager
 def other_ranks(module: str, count: int) -> Iterator[int]:
-    """Run as rank 0 of `count` with the other ranks as children, or as the rank in RANK; yields the rank.
+    """Run as rank 0 of `count` with the other ranks as children, which run `module` with this process's arguments, or
+    as the rank in RANK; yields the rank.
 
     When another rank fails, this process ends too: it would wait for that rank in a collective."""
     if "RANK" in os.environ or count == 1:

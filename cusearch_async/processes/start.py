@@ -16,14 +16,11 @@ import uvloop
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError
-from cusearch_async.lifecycle.children import other_ranks
+from cusearch_async.lifecycle.children import ENTRY, other_ranks
 from cusearch_async.lifecycle.entry import STOPPED
 from cusearch_async.lifecycle.gpus import Gpus, may_share, take_for_engine, take_for_learner
 from cusearch_async.lifecycle.placement import configure_process, count_sharers, lower_priority, require_gpus, share_of
 from cusearch_async.lifecycle.signals import ending
-
-ENTRY = "cusearch_async.cli.main"
-"""The module that the other ranks of a learner are started with; they get this process's own arguments."""
 
 
 @contextmanager

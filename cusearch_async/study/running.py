@@ -7,14 +7,13 @@ import logging
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cusearch_async.config import is_loopback
 from cusearch_async.errors import ConfigError, RunInUse
-from cusearch_async.lifecycle.children import free_port, start_child
+from cusearch_async.lifecycle.children import CLI, free_port, start_child, why_it_ended
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.run.folder import STARTS, refuse_if_held
 from cusearch_async.study.plan import PLACES, Plan, PlannedRun, value_of
@@ -97,7 +96,7 @@ def _launch(plan: Plan, run: PlannedRun, where: Path) -> tuple[str, float]:
     finally:
         wall_s = before + time.monotonic() - began
         _seconds_path(where).write_text(str(wall_s))
-    return (_reason(child.returncode, output, seen) if child.returncode else "", wall_s)
+    return (_reason(child.returncode, why_it_ended(output, seen)) if child.returncode else "", wall_s)
 
 
 def _command(plan: Plan, run: PlannedRun, where: Path) -> list[str]:
@@ -110,8 +109,7 @@ def _command(plan: Plan, run: PlannedRun, where: Path) -> list[str]:
     if is_loopback(run.config.retriever.url):  # launch starts it with the settings of this run
         own["retriever.url"] = f"http://127.0.0.1:{free_port()}"
     words = [word for key, value in own.items() for word in (f"--{key}", value)]
-    launch = [sys.executable, "-m", "cusearch_async.cli.main", "launch", *map(str, plan.study.configs)]
-    return [*launch, *run.arguments(), *words]
+    return [*CLI, "launch", *map(str, plan.study.configs), *run.arguments(), *words]
 
 
 def places_of(run: PlannedRun) -> dict[str, str]:
@@ -138,13 +136,9 @@ def _wait_until_free(where: Path) -> None:
             time.sleep(_POLL_S)
 
 
-def _reason(status: int, output: Path, seen: int) -> str:
-    """The last line of this attempt's log, which has `seen` bytes of earlier ones, and how it ended."""
+def _reason(status: int, why: str) -> str:
     how = f"killed by signal {-status}" if status < 0 else f"exited with {status}"
-    with output.open("rb") as file:
-        file.seek(seen)
-        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    return f"{lines[-1][:500]} ({how})" if lines else how
+    return f"{why} ({how})" if why else how
 
 
 def _seconds_before(where: Path) -> float:

@@ -75,6 +75,14 @@ def test_a_retriever_that_does_not_start_is_told_with_its_reason(config):
         pass
 
 
+def test_a_retriever_that_refuses_its_config_is_quoted_from_its_first_line(config):
+    with (
+        pytest.raises(RetrievalUnavailable, match=r"did not start: retriever: episode.turns: unknown key"),
+        ask.own_retriever(config, config.folder, ["--episode.turns", "2", "--retriever.top", "3"]),
+    ):
+        pass
+
+
 def test_a_retriever_that_is_asked_for_and_silent_is_named(config):
     """Before, one was started, with the address given twice."""
     url = config.retriever.url

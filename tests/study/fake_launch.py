@@ -1,6 +1,7 @@
 """Stands in for `cusearch launch`: leaves the folder of a run that is done, or does what FAKE_LAUNCH says.
 
 fail    ends with a line and status 1
+refuse  ends with the two lines of a config with two errors, and status 1
 short   leaves a run without its last step
 hang    says that it began, and waits
 slow    the same, and takes its time to stop
@@ -43,6 +44,8 @@ def leave(words: list[str], settings: dict[str, str], folder: Path, how: str) ->
     if how == "fail" and settings["--method.name"] == "sdga_phase":
         print("cusearch: the engine died\n")
         sys.exit(1)
+    if how == "refuse":
+        sys.exit("cusearch: a.b: unknown key\n  c.d: unknown key")
     if how == "slow":
         signal.signal(signal.SIGTERM, lambda *_: time.sleep(1.5) or sys.exit(1))
     while how in ("hang", "slow") and attempt == 1:

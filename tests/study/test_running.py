@@ -143,6 +143,13 @@ def test_a_launch_that_is_killed_has_its_signal_for_a_reason_and_not_an_earlier_
     assert list(Tables.read(folder).runs["reason"]) == ["killed by signal 9"]
 
 
+def test_a_launch_that_refuses_its_config_is_quoted_from_its_first_line(plan, folder, monkeypatch):
+    run = next(iter(plan.runs.values()))
+    monkeypatch.setenv("FAKE_LAUNCH", "refuse")
+    run_all(plan, folder, [run], lambda *_: None)
+    assert list(Tables.read(folder).runs["reason"]) == ["cusearch: a.b: unknown key (exited with 1)"]
+
+
 def test_what_a_kill_has_left_of_a_run_that_is_done_is_removed(plan, folder):
     """Killed between the tables and the folder."""
     make(plan, folder, [])

@@ -16,13 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 from cusearch_async.config import Config, is_loopback, save_config
 from cusearch_async.dashboard.server import address_of
 from cusearch_async.data.questions import asks_of_atlas, refuse_another_world
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
-from cusearch_async.lifecycle.children import free_port, start_child
+from cusearch_async.lifecycle.children import CLI, free_port, start_child, why_it_ended
 from cusearch_async.lifecycle.gpus import Gpus, divide
 from cusearch_async.lifecycle.placement import LAUNCHED
 from cusearch_async.lifecycle.progress import log_waiting
@@ -71,9 +70,6 @@ _EPISODES = ("rollout", "evaluator", "eval_")
 
 MEMORY = "the kernel kills a process when memory is full: see `dmesg`"
 _LOGGED = re.compile(r"\d\d:\d\d:\d\d [\w-]+: (.+)")
-_ENDED = re.compile(r"(?:rollout|learner|retriever|evaluator|cusearch): .+")
-_ENGINE = re.compile(r"\(EngineCore[^)]*\).*?\b(\w+(?:Error|Exception): .+)")
-_RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*")
 
 
 @dataclass
@@ -89,42 +85,28 @@ class Child:
 
     def new_lines(self) -> list[str]:
         """The lines that our code has logged since the last call, without the output of libraries."""
+        self._start_again_if_cut()
         with self.log.open("rb") as file:
-            self._start_again_if_cut(file)
             file.seek(self.read)
             complete, _, _ = file.read().rpartition(b"\n")
         self.read += len(complete) + bool(complete)
         found = map(_LOGGED.fullmatch, complete.decode(errors="replace").splitlines())
         return [match[1] for match in found if match]
 
-    def _start_again_if_cut(self, file: BinaryIO) -> None:
+    def _start_again_if_cut(self) -> None:
         """Somebody, or logrotate, may have emptied it."""
-        size = os.fstat(file.fileno()).st_size
+        size = self.log.stat().st_size
         self.began, self.read = (where if where <= size else 0 for where in (self.began, self.read))
 
     def describe_end(self) -> str:
         """One line: the exit status and why the process has ended."""
-        with self.log.open("rb") as file:
-            self._start_again_if_cut(file)
-            file.seek(self.began)
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        self._start_again_if_cut()
         status = self.process.returncode
         if status < 0:  # the last thing that it said is not why
             hint = f"{MEMORY}; " if -status == signal.SIGKILL else ""
             return f"{self.name} was killed by {signal.Signals(-status).name} ({hint}log: {self.log})"
-        why = f": {_reason(lines)[:500]}" if lines else ""
-        return f"{self.name} ended with status {status}{why} (log: {self.log})"
-
-
-def _reason(lines: Sequence[str]) -> str:
-    """Why a process has ended, from its log: the last line that our code printed, and the error of its engine. Without
-    these, the last error; without an error, the last line."""
-    ended = [line for line in lines if _ENDED.fullmatch(line)]
-    engine = [match[1] for match in map(_ENGINE.match, lines) if match]
-    raised = [line for line in lines if _RAISED.fullmatch(line)]
-    if ended and engine and engine[-1] not in ended[-1]:
-        return f"{ended[-1]} ({engine[-1]})"
-    return (ended or engine or raised or lines)[-1]
+        why = why_it_ended(self.log, self.began)
+        return f"{self.name} ended with status {status}{f': {why}' if why else ''} (log: {self.log})"
 
 
 class Fleet:
@@ -214,7 +196,7 @@ class Fleet:
             self.start_command("evaluator", "worker", "evaluator", options=_gpu_option(self._gpus.evaluator))
         if self._config.run.trackers:
             command = ["runs", "track", str(self._config.folder), "--follow", "--trust"]
-            self._start("tracker", [sys.executable, "-m", "cusearch_async.cli.main", *command])
+            self._start("tracker", [*CLI, *command])
         for index, gpus in enumerate(self._gpus.workers):
             own = {"CUSEARCH_WORKER_INDEX": str(index)}
             self.start_command(f"rollout-{index}", "worker", "rollout", options=_gpu_option(gpus), env=own)
@@ -234,7 +216,7 @@ class Fleet:
         self, name: str, *command: str, options: Sequence[str] = (), env: dict[str, str] | None = None
     ) -> None:
         """A `cusearch` sub-command on this run's config; `options` follow the config."""
-        line = [sys.executable, "-m", "cusearch_async.cli.main", *command, str(self._config_path), *options]
+        line = [*CLI, *command, str(self._config_path), *options]
         self._start(name, line, env)
 
     def wait(self, is_done: Callable[[], bool], poll_s: float = POLL_S) -> None:
