@@ -8,6 +8,7 @@ import re
 import subprocess
 import warnings
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 from cusearch_async.errors import ConfigError, first_line
@@ -73,9 +74,23 @@ def has_cuda_vllm() -> bool:
     return is_installed("vllm")
 
 
+def visible_names() -> tuple[str, ...] | None:
+    """The entries of CUDA_VISIBLE_DEVICES up to one that is no GPU, where CUDA stops too; None when it is not set."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return None
+    return tuple(takewhile(lambda name: name not in ("", "-1"), re.split(r"\s*,\s*", visible.strip())))
+
+
+def visible_said() -> str:
+    """CUDA_VISIBLE_DEVICES in brackets, to follow a number of GPUs; empty when it is not set."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
+
+
 def is_cpu_meant() -> bool:
     """Whether the user hides all GPUs from this process."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return visible_names() == ()
 
 
 def why_unusable() -> str:

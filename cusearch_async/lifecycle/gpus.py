@@ -18,14 +18,13 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Literal, get_args
 
 from cusearch_async.config import Config, LearnerConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import try_lock
-from cusearch_async.lifecycle.cuda import has_card
+from cusearch_async.lifecycle.cuda import has_card, visible_names, visible_said
 
 Gpus = tuple[str, ...]
 """GPUs by their number among those that this process sees; with `--gpu` also by UUID."""
@@ -52,11 +51,10 @@ class Division:
 def cuda_names() -> tuple[str, ...]:
     """What CUDA calls the GPUs that this process may see, by their number: the entries of CUDA_VISIBLE_DEVICES if it is
     set, else all of the machine. None without a driver: DeepSpeed's launcher sets the variable there too."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not has_card():
         return ()
-    if visible is not None:  # CUDA reads no further than an entry that is no GPU
-        return tuple(takewhile(lambda name: name not in ("", "-1"), re.split(r"\s*,\s*", visible.strip())))
+    if (visible := visible_names()) is not None:
+        return visible
     cards = [path for path in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return tuple(map(str, range(len(cards))))  # CUDA counts from 0, also in a container that has nvidia3 alone
 
@@ -81,7 +79,8 @@ def divide(config: Config) -> Division:
     the learner takes the last ones, the evaluator those before, the workers the first. If there are too few, engines
     have the learner's too, where they may share.
 
-    Raises: ConfigError when there are too few, or when one that is named is not there."""
+    Raises: ConfigError when there are too few, or when one that is named is not there, or is named for two processes
+    that may not share it."""
     there, named = list_gpus(), _seen("rollout.gpus", _names(config.rollout.gpus))
     own = _seen("learner.gpus", _names(config.learner.gpus))
     of_evaluator = _seen("eval.gpus", _names(config.eval.gpus)) if config.eval.every else ()
@@ -99,6 +98,7 @@ def divide(config: Config) -> Division:
         return Division(learner=own, evaluator=of_evaluator, workers=groups)
     division = division_of(config, [gpu for gpu in there if not users[gpu]], free_named)
     if division is not None:
+        _refuse_named_twice(config, division)
         return division
     evaluates = config.eval.every > 0
     advice = ["lower rollout.workers"] if workers > 1 else []
@@ -112,6 +112,19 @@ def divide(config: Config) -> Division:
         f"{', 1 for the evaluator' if evaluates else ''}); {''.join(f'{user}; ' for user in users.values() if user)}"
         f"{', '.join(advice) or 'lower learner.ranks'}, or name GPUs in learner.gpus, rollout.gpus and eval.gpus"
     )
+
+
+def _refuse_named_twice(config: Config, division: Division) -> None:
+    evaluator = division.evaluator if config.eval.every else ()
+    had = [*division.learner, *evaluator, *(gpu for group in division.workers for gpu in group)]
+    twice = sorted({gpu for gpu in had if had.count(gpu) > 1}, key=int)
+    if twice and not may_share(config):
+        lists = {"learner": config.learner.gpus, "rollout": config.rollout.gpus, "eval": config.eval.gpus}
+        named = [f"{key}.gpus {list(gpus)}" for key, gpus in lists.items() if {*_names(gpus)}.intersection(twice)]
+        raise ConfigError(
+            f"{', '.join(named)} name GPU {', '.join(twice)} twice; give each process its own, or set "
+            "rollout.vllm.gpu_memory_utilization, the share of a GPU that an engine may take beside the learner"
+        )
 
 
 def division_of(config: Config, free: Sequence[str], named: Sequence[str]) -> Division | None:
@@ -290,10 +303,8 @@ def _seen(key: str, gpus: Gpus) -> Gpus:
     there = list_gpus()
     missing = [gpu for gpu in gpus if has_card() and gpu.isdecimal() and gpu not in there]
     if missing:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        of = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
         raise ConfigError(
-            f"{key} names GPU {', '.join(missing)}, but this process sees {len(there) or 'none'}{of}; "
+            f"{key} names GPU {', '.join(missing)}, but this process sees {len(there) or 'none'}{visible_said()}; "
             "name them by their numbers there, from 0, as torch's cuda:N does"
         )
     return gpus

@@ -179,7 +179,10 @@ def test_a_torch_that_cannot_be_loaded_is_a_finding(monkeypatch):
 # The rest of the machine.
 
 
-@pytest.mark.parametrize(("value", "count", "is_said"), [("abc", 0, True), ("0,1", 1, True), ("0,1", 2, False)])
+@pytest.mark.parametrize(
+    ("value", "count", "is_said"),
+    [("abc", 0, True), ("0,1", 1, True), ("0,1", 2, False), ("0,", 1, False), ("0,1,-1", 2, False)],
+)
 def test_gpus_of_the_environment_that_cuda_does_not_find_are_named(monkeypatch, value, count, is_said):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     found = [(finding.status, finding.text) for finding in machine.visible_devices(count)]

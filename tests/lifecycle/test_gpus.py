@@ -98,12 +98,26 @@ def test_what_is_named_is_taken_and_the_rest_keeps_away_from_it(config_of, cards
     assert split(config_of("--learner.gpus", "[0]")) == (("0",), [("1",)], ())
     assert split(config_of("--rollout.gpus", "[1]")) == (("0",), [("1",)], ())
     cards("0")
-    assert split(config_of("--rollout.gpus", "[0]", "--learner.gpus", "[0]")) == (("0",), [("0",)], ())
+    assert split(config_of("--rollout.gpus", "[0]", "--learner.gpus", "[0]", *SHARE)) == (("0",), [("0",)], ())
     cards(*EIGHT)
     groups = config_of("--rollout.gpus", "[3, 1, 2, 0, 5]", *PAIRS, "--rollout.workers", "2")
     assert split(groups)[1] == [("3", "1"), ("2", "0")]
     with pytest.raises(ConfigError, match=r"rollout\.gpus \[3\] must name at least 2 that are free.*workers \(2\)"):
         split(config_of("--rollout.gpus", "[3]", "--rollout.workers", "2"))
+
+
+def test_gpus_that_are_named_for_two_who_may_not_share_them_are_refused(config_of, cards):
+    """Before, vLLM found too little memory. As where `cusearch init` has written the lists, and one is changed."""
+    cards(*EIGHT)
+    engines = ("--rollout.gpus", "[0,1,2,3,4,5]", "--rollout.workers", "6", "--eval.every", "1", "--eval.gpus", "[6]")
+    learner = ("--learner.gpus", "[4,5,6,7]", "--learner.ranks", "4")
+    said = r"^learner.gpus \[4, 5, 6, 7\], rollout.gpus \[0, .*\], eval.gpus \[6\] name GPU 4, 5, 6 twice; give each"
+    with pytest.raises(ConfigError, match=said):
+        split(config_of(*engines, *learner))
+    assert split(config_of(*engines, *learner, *SHARE))[0] == ("4", "5", "6", "7")
+    assert split(config_of(*engines, "--learner.gpus", "[7]"))[0] == ("7",)
+    unused = ("--rollout.gpus", "[0, 1]", "--learner.gpus", "[1]", "--eval.gpus", "[0]")
+    assert split(config_of(*unused))[:2] == (("1",), [("0",)]), "by one worker and no evaluator"
 
 
 def test_with_a_share_an_engine_has_the_learners_gpu_only_where_there_is_no_other(config_of, cards):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config
-from cusearch_async.lifecycle.cuda import count_gpus, is_cpu_meant
-from cusearch_async.lifecycle.gpus import Division, division_of
+from cusearch_async.lifecycle.cuda import count_gpus, is_cpu_meant, visible_said
+from cusearch_async.lifecycle.gpus import Division, division_of, may_share
 
 ASSUMED_GIB = 80.0
 
@@ -89,7 +88,7 @@ def named_gpus(config: Config) -> Finding:
     text = ", ".join(f"{name} {gpus}" for name, gpus in owners.items())
     if twice:
         return Finding("error", "GPUs", f"{_listed(twice)} more than once in {text}; give each process its own GPU")
-    if shared and not config.run.colocate and share is None:
+    if shared and not may_share(config):
         advice = "set rollout.vllm.gpu_memory_utilization to the share of the GPU that the engine may take"
         text = f"{_listed(shared)} twice in {text}; {advice}, or give each process its own GPU"
         return Finding("error", "GPUs", text)
@@ -128,11 +127,9 @@ def gpus_here(config: Config) -> Iterator[Finding]:
     there = count_gpus() if named else 0
     missing = sorted({gpu for gpu in named if gpu >= there})
     if missing:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         text = (
             f"{_listed(missing)} of learner.gpus, rollout.gpus, eval.gpus and retriever.dense.device are "
-            f"missing: CUDA finds {there} GPUs on this machine, which are counted from 0"
-            + ("" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})")
+            f"missing: CUDA finds {there} GPUs on this machine, which are counted from 0{visible_said()}"
         )
         yield Finding("not reachable", "GPUs here", text)
 

@@ -4,7 +4,6 @@ command that helps."""
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import resource
 import shutil
 import sys
@@ -91,10 +90,12 @@ def devices() -> Iterator[Finding]:
 
 def visible_devices(count: int) -> Iterator[Finding]:
     """Whether CUDA finds all that CUDA_VISIBLE_DEVICES names."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if not cuda.is_cpu_meant() and names.count(",") + 1 > count and names:
+    names = cuda.visible_names() or ()
+    if len(names) > count:
         advice = "`nvidia-smi -L` lists the GPUs, and an empty value hides all"
-        yield Finding("warning", "CUDA_VISIBLE_DEVICES", f"is {names!r}, of which CUDA finds {count}; {advice}")
+        yield Finding(
+            "warning", "CUDA_VISIBLE_DEVICES", f"is {','.join(names)!r}, of which CUDA finds {count}; {advice}"
+        )
 
 
 def driver(built_for: str | None) -> Finding:
