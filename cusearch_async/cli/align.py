@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if config.learner.lora.rank:
         raise ConfigError("align needs a run that trains the model itself; learner.lora.rank is not 0")
     if arguments.output:
-        refuse_unwritable(arguments.output, "--output")
+        refuse_unwritable(arguments.output, "--output", ".json")
     budget = min(config.method.budget, config.pool.size // 2)
     methods = {name: _method(config, name, budget) for name in arguments.methods}
     configure_process([])

@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 
 from cusearch_async.cli.parts.arguments import add_trust, parsed
-from cusearch_async.config import LOOPBACK, SAVED, given_page_token, load_config
+from cusearch_async.config import LOOPBACK, given_page_token, load_config, saved_in
 from cusearch_async.dashboard.kept import names_of
 from cusearch_async.dashboard.page import write_page
 from cusearch_async.dashboard.server import Shown, address_of, application
@@ -79,7 +79,7 @@ def shown(path: Path, overrides: list[str]) -> Shown:
         config = load_config([path], overrides)
         return Shown(config.folder, config)
     refuse_no_run(path)
-    settings = next((path / name for name in SAVED if (path / name).exists()), None)
+    settings = next(iter(saved_in(path)), None)
     try:
         return Shown(path, load_config([settings], overrides) if settings else None)
     except ConfigError as error:  # of another version, perhaps

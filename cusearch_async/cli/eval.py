@@ -74,9 +74,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     output: Path | None = arguments.output
     if output:
-        if output.suffix != ".json":
-            raise ConfigError(f"--output must be a .json file, got {output}; a .html is written next to it")
-        refuse_unwritable(output, "--output")
+        refuse_unwritable(output, "--output", ".json")
     configure_process([])
     refuse_idle_cuda()
     model = arguments.checkpoint or config.model.location

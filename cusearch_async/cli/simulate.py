@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if config.run.colocate:
         raise ConfigError("run.colocate: only a learner and workers that work at the same time are simulated")
     if arguments.output:
-        refuse_unwritable(arguments.output, "--output")
+        refuse_unwritable(arguments.output, "--output", ".json")
     durations, troubles = _durations(arguments, config), _troubles(arguments)
     p99_s, console = float(np.quantile(durations.episode_s, 0.99)), Console()
     console.print(

@@ -11,11 +11,11 @@ from cusearch_async.config.messages import explain_unknown
 from cusearch_async.config.method import MethodConfig, PoolConfig
 from cusearch_async.config.reading import (
     CONFIG_HELP,
-    SAVED,
     as_toml,
     load_config,
     of_toml,
     save_config,
+    saved_in,
     shipped_configs,
     with_overrides,
 )

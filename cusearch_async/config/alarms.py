@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated
 
 from pydantic import field_validator
 
 from cusearch_async.alarms.rules import RULES
-from cusearch_async.config.section import Free, Section, asked_url
+from cusearch_async.config.section import Free, Section, asked_url, nearest
 from cusearch_async.extensions import Names, refuse_unsplit
 
 
@@ -26,8 +25,8 @@ class AlarmsConfig(Section):
         known = [rule.name for rule in RULES]
         for name in names:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"use some of {', '.join(known)}"
+                near = nearest(name, known)
+                hint = f"did you mean {near}?" if near else f"use some of {', '.join(known)}"
                 raise ValueError(f"{name!r} is no alarm; {hint}")
         return names
 

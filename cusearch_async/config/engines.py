@@ -4,13 +4,12 @@ What other settings of the config decide, and what would make the run wrong, is 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from cusearch_async.config.section import Free, Numbers, Section
+from cusearch_async.config.section import Free, Numbers, Section, nearest
 from cusearch_async.errors import ConfigError
 
 
@@ -69,8 +68,8 @@ def refuse_unknown(key: str, names: Iterable[str], known: Collection[str], whose
     """Raises: ConfigError for a name in section `key` that is not `known` by what is installed."""
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = nearest(name, known)
+            hint = f"; did you mean {near}?" if near else ""
             raise ConfigError(f"{key}.{name}: {whose} has no such option{hint}")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from cusearch_async.config.keys import known_keys
-from cusearch_async.config.section import PATTERNS
+from cusearch_async.config.section import PATTERNS, nearest
 
 _OTHER_NAMES = {
     "trainer": "learner",
@@ -67,8 +66,8 @@ def _unknown(section: str, name: str) -> str:
 
 def explain_unknown_setting(key: str) -> str:
     """The error message for a dotted key that is none of the config."""
-    near = difflib.get_close_matches(key, known_keys(), n=1, cutoff=_SIMILARITY)
-    return f"{key}: unknown key; did you mean {near[0]}?" if near else _unknown(*key.rpartition(".")[::2])
+    near = nearest(key, known_keys(), _SIMILARITY)
+    return f"{key}: unknown key; did you mean {near}?" if near else _unknown(*key.rpartition(".")[::2])
 
 
 def explain_unknown(arguments: Sequence[str]) -> str:
@@ -87,7 +86,7 @@ def _hint(section: str, name: str, prefix: str = "") -> str:
     label = re.match(r"environment\.([^.]+)", section)
     known = [key.replace("LABEL", label[1]) if label else key for key in known_keys()]
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
-    near = difflib.get_close_matches(name, siblings, n=1, cutoff=_SIMILARITY)
+    near = nearest(name, siblings, _SIMILARITY)
     elsewhere = [key for key in known if "." in key and key.rpartition(".")[2] == name]
-    found = siblings[near[0]] if near else elsewhere[0] if len(elsewhere) == 1 else None
+    found = siblings[near] if near else elsewhere[0] if len(elsewhere) == 1 else None
     return f"; did you mean {prefix}{found}?" if found else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 
 from cusearch_async.config.keys import is_text
 from cusearch_async.config.messages import explain, explain_unknown
+from cusearch_async.config.section import nearest
 from cusearch_async.config.toml import read_toml
 from cusearch_async.config.whole import Config
 from cusearch_async.errors import ConfigError
@@ -23,7 +23,7 @@ from cusearch_async.surrogates import half_character
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 """The configs that come with the package; each can be given by its name, like `atlas`."""
-SAVED = ("config.toml", "launch.toml")
+_SAVED = ("config.toml", "launch.toml")
 """In the folder of a run: the settings of its newest start; before the first one, of its launch."""
 STUDIES = "studies"
 """A folder there, of files for `cusearch study`."""
@@ -55,7 +55,7 @@ def load_config(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> 
 
 def _home_of(path: Path, run: Any) -> str | None:
     """The folder of `path`, if a run has saved its settings there and from here they would mean another one."""
-    if path.name not in SAVED or not (path.parent / "run.json").is_file() or not isinstance(run, dict):
+    if path.name not in _SAVED or not (path.parent / "run.json").is_file() or not isinstance(run, dict):
         return None
     meant = Path(run.get("folder") or Path("runs", run.get("name", "")))
     return None if meant.resolve() == path.parent.resolve() else str(path.parent)
@@ -100,6 +100,11 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
+def saved_in(folder: Path) -> list[Path]:
+    """The configs that were saved in the folder of a run, that of its newest start first."""
+    return [path for name in _SAVED if (path := folder / name).exists()]
+
+
 def _meant(path: Path) -> str:
     """ "did you mean …? " for a config that does not exist; empty when no shipped one and no file there is like it."""
 
@@ -108,8 +113,8 @@ def _meant(path: Path) -> str:
 
     there = [file for file in path.parent.glob("*.toml") if file.exists()]  # no link to nowhere
     known = {plain(str(name)): name for name in (*there, *shipped_configs())}
-    near = difflib.get_close_matches(plain(str(path)), known, n=1, cutoff=0.8)
-    return f"did you mean {known[near[0]]}? " if near else ""
+    near = nearest(plain(str(path)), known, 0.8)
+    return f"did you mean {known[near]}? " if near else ""
 
 
 def _lay_over(values: dict[str, Any], later: dict[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +37,11 @@ PATTERNS = {
 NAME, DEVICE, LABEL = PATTERNS
 
 Dtype = Literal["float32", "bfloat16"]
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The one of `known` that a misspelled `name` may mean; empty when none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
 
 
 class Scope(Enum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from cusearch_async.config.method import MethodConfig, PoolConfig
 from cusearch_async.config.redis import RedisConfig
 from cusearch_async.config.retriever import RetrieverConfig
 from cusearch_async.config.run import DataConfig, EvalConfig, ModelConfig, RunConfig, WeightsConfig
-from cusearch_async.config.section import LABEL, Section
+from cusearch_async.config.section import LABEL, Section, nearest
 from cusearch_async.config.training import LearnerConfig, LossConfig
 from cusearch_async.environments import Environment, Search
 
@@ -117,10 +116,10 @@ class Config(Section):
         largest, low, high = self.largest_group, self.loss.correction_low, self.loss.correction_bound
         transport, url = self.weights.transport, self.weights.url
         for number, (label, environment) in enumerate(self.environment.items()):
-            near = difflib.get_close_matches(label, [*self.environment][:number], n=1, cutoff=0.85)
+            near = nearest(label, [*self.environment][:number], 0.85)
             _require(
                 "name" in environment.model_fields_set or not near,
-                f"environment.{label}: did you mean {''.join(near)}? An environment beside it needs its name",
+                f"environment.{label}: did you mean {near}? An environment beside it needs its name",
             )
         _require(
             self.evaluated_in in self.environment,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import getpass
 import logging
 import os
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from cusearch_async.errors import ConfigError, CusearchError, first_line
 from cusearch_async.files import append_row
-from cusearch_async.run.folder import ACTIONS, read_marker
+from cusearch_async.run.folder import ACTIONS, now, read_marker
 from cusearch_async.transport.interface import OperatorBuffer
 
 log = logging.getLogger(__name__)
@@ -39,14 +38,13 @@ async def act(buffer: OperatorBuffer, run: str, folder: Path, action: str, what:
 
 def _keep(folder: Path, action: str, what: str, outcome: str) -> None:
     """Where it cannot be written, it is only logged: the run is changed already."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         user = str(os.getuid())
     try:
         if read_marker(folder) is not None:  # else it is on another machine
-            row = {"time": now, "user": user, "action": action, "what": what, "outcome": outcome}
+            row = {"time": now(), "user": user, "action": action, "what": what, "outcome": outcome}
             append_row(folder / ACTIONS, row)
     except CusearchError as error:
         log.warning("%s was not added to %s: %s", action, folder / ACTIONS, first_line(error))

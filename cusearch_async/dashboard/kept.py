@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cusearch_async.alarms.history import History, Limits
-from cusearch_async.config import SAVED
+from cusearch_async.config import saved_in
 from cusearch_async.errors import ConfigError
 from cusearch_async.metrics.files import MetricsFile, ScoresFile
 from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
@@ -36,7 +36,7 @@ class KeptRun:
         """`before`: the same run as it was read last, of which nothing is parsed again. Raises: ConfigError for a
         folder that is not a run's, or whose config cannot be read."""
         refuse_no_run(folder)
-        path = next((path for name in SAVED if (path := folder / name).exists()), None)
+        path = next(iter(saved_in(folder)), None)
         try:
             settings = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
         except (OSError, ValueError) as error:

@@ -16,6 +16,7 @@ import numpy as np
 from cusearch_async.algorithm.answers import Metric, normalize_answer
 from cusearch_async.errors import packages_of
 from cusearch_async.evaluation.probing import PassResult
+from cusearch_async.evaluation.scoring import Z95
 from cusearch_async.types import Question, Trajectory
 
 with packages_of("eval"):
@@ -23,7 +24,6 @@ with packages_of("eval"):
 
 ABSTENTIONS = frozenset({"", "unknown", "unsure", "none", "not found", "i dont know", "dont know", "no answer"})
 """Normalised answers that are none."""
-_Z = 1.96
 SIGNIFICANT = 0.01
 _NO_HELP = 0.05
 """Gain in EM below which, by the upper end of its interval, an engine does not help."""
@@ -102,7 +102,7 @@ def compare_paired(first: Sequence[float], second: Sequence[float]) -> Paired:
     discordant = only_first + only_second
     test_p = float(stats.binomtest(only_first, discordant).pvalue) if discordant else 1.0
     p, q = (only_first + 1) / (a.size + 2), (only_second + 1) / (a.size + 2)
-    width = _Z * sqrt((p + q - (p - q) ** 2) / (a.size + 2))
+    width = Z95 * sqrt((p + q - (p - q) ** 2) / (a.size + 2))
     interval = max(-1.0, p - q - width), min(1.0, p - q + width)
     return Paired(only_first, only_second, (only_first - only_second) / a.size, interval, test_p)
 

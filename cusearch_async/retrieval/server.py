@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-import xxhash
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -26,6 +24,7 @@ from cusearch_async.retrieval import protocol
 from cusearch_async.retrieval.backend import Backend, Passage, Query
 from cusearch_async.retrieval.corpus import Corpus
 from cusearch_async.retrieval.encoder_folder import resolved
+from cusearch_async.run.identity import checksum
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +121,7 @@ def what_is_served(settings: RetrieverConfig, seed: int, passages: Sequence[Pass
     if settings.has_corpus:
         name = f"{settings.backend} over {len(passages)} passages" + _changes(settings)
         rows = ([one["id"], one["contents"]] for one in passages)
-        facts = {"corpus": passages.fingerprint if isinstance(passages, Corpus) else _checksum(list(rows))}
+        facts = {"corpus": passages.fingerprint if isinstance(passages, Corpus) else checksum(list(rows))}
         if settings.backend == "dense":
             facts["dense"] = resolved(settings.dense).model_dump(mode="json", exclude=_OF_DENSE)
         else:
@@ -139,7 +138,7 @@ def what_is_served(settings: RetrieverConfig, seed: int, passages: Sequence[Pass
     else:
         name = settings.backend
         facts = {"options": repr(settings.options), "url": settings.web.url}
-    return f"{name} ({_checksum(facts)})".encode("ascii", "backslashreplace").decode()
+    return f"{name} ({checksum(facts)})".encode("ascii", "backslashreplace").decode()
 
 
 def _changes(settings: RetrieverConfig) -> str:
@@ -156,7 +155,3 @@ def _changes(settings: RetrieverConfig) -> str:
     )
     said = ", ".join(text for is_there, text in parts if is_there)
     return f" with {said}" if said else ""
-
-
-def _checksum(value: Mapping[str, Any] | Sequence[Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(value, order="deterministic"))

@@ -99,8 +99,13 @@ def refuse_others(folder: Path, run: str) -> Marker | None:
     return found
 
 
+def now() -> str:
+    """In UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
 def _make_marker(folder: Path, run: str) -> Marker:
-    made = Marker(run, uuid.uuid4().hex, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    made = Marker(run, uuid.uuid4().hex, now())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         there = {path.name for path in folder.iterdir() if MARKER not in path.name}

@@ -10,7 +10,6 @@ questions, a model's config, a tokenizer or a corpus that changed under the same
 
 from __future__ import annotations
 
-import datetime
 import logging
 import os
 import socket
@@ -27,7 +26,7 @@ from cusearch_async.config import Config, RedisConfig, Scope, load_config, save_
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import whole_or_absent, write_file
 from cusearch_async.run import provenance
-from cusearch_async.run.folder import STARTS
+from cusearch_async.run.folder import STARTS, now
 from cusearch_async.run.identity import (
     DATA,
     MODEL,
@@ -186,10 +185,6 @@ def record_stop(run_folder: Path, epoch: int, step: int | None, outcome: str) ->
         write_file(path, msgspec.json.format(msgspec.json.encode(Stop(now(), step, outcome))))
     except OSError as error:
         log.warning("%s cannot be written: %s", path, error.strerror)
-
-
-def now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _settings_kept(run_folder: Path) -> list[Path]:

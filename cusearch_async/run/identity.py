@@ -96,7 +96,7 @@ class Identity:
     @cached_property
     def digest(self) -> str:
         """Checksum of all terms; empty without terms."""
-        return _checksum(dict(self.terms)) if self.terms else ""
+        return checksum(dict(self.terms)) if self.terms else ""
 
     @property
     def joined(self) -> str:
@@ -136,7 +136,7 @@ def identity_of(config: Config, questions: Sequence[Question], tokenizer: Any) -
     settings = texts_of(config.model_dump(mode="json"))
     terms = {key: text for key, text in settings.items() if scope_of(key) is Scope.SHARED}
     for label, environment in config.environment.items():
-        terms[f"environment.{label}.template"] = _checksum(dataclasses.astuple(environment.prompt))
+        terms[f"environment.{label}.template"] = checksum(dataclasses.astuple(environment.prompt))
     terms |= {
         DATA: fingerprint_of_questions(questions),
         MODEL: _fingerprint_of_model(config.model.location, tokenizer),
@@ -193,7 +193,7 @@ def has_joined(name: str, own: Identity, run: Identity, accepts_changes: bool = 
 def fingerprint_of_questions(questions: Sequence[Question]) -> str:
     """Count and checksum of the questions in order: a ticket refers to a question by its index."""
     asked = [(question.id, question.text, question.answers, question.environment) for question in questions]
-    return f"{len(questions)} ({_checksum(asked)})"
+    return f"{len(questions)} ({checksum(asked)})"
 
 
 def _fingerprint_of_model(location: str, tokenizer: Any) -> str:
@@ -204,8 +204,9 @@ def _fingerprint_of_model(location: str, tokenizer: Any) -> str:
     config = {k: v for k, v in msgspec.json.decode(config_bytes(location)).items() if k not in _OF_A_COPY}
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     words = tokenizer.get_vocab(), special, getattr(tokenizer, "chat_template", None)
-    return f"{len(tokenizer)} tokens ({_checksum((config, words))})"
+    return f"{len(tokenizer)} tokens ({checksum((config, words))})"
 
 
-def _checksum(value: Any) -> str:
+def checksum(value: Any) -> str:
+    """Of what msgpack can hold; the order of keys does not matter."""
     return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(value, order="deterministic"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from cusearch_async.config.messages import explain
+from cusearch_async.config.section import nearest
 
 _HINTS = {
     "study": '; the file of a study begins with [study], name = "mine" and configs = ["atlas"]',
@@ -29,7 +29,7 @@ def explain_study(error: ValidationError, file: Mapping[str, Any], sections: Map
         kind, loc = problem["type"], problem["loc"]
         # pydantic counts only items without a mistake, and a misspelled key is there, with another name
         is_too_short = kind == "too_short" and any(o["loc"][: len(loc)] == loc != o["loc"] for o in problems)
-        is_misspelled = kind == "missing" and any(_nearest(str(name), [loc[-1]]) for *_, name in unknown)
+        is_misspelled = kind == "missing" and any(nearest(str(name), [str(loc[-1])]) for *_, name in unknown)
         if not is_too_short and not is_misspelled:
             lines.append(_explain(problem, file, sections))
     return "\n".join(lines)
@@ -43,7 +43,7 @@ def _explain(problem: Any, file: Mapping[str, Any], sections: Mapping[str, type[
     place = _place(outer, file)
     if problem["type"] == "extra_forbidden":
         known = list(sections[parents[-1] if parents else ""].model_fields)
-        near = _nearest(str(key), known)
+        near = nearest(str(key), known)
         meant = f"[[{near}]]" if near in ("part", "claim") else near
         return f"{place}{key}: unknown key; " + (f"did you mean {meant}?" if near else f"there are {', '.join(known)}")
     dotted = ".".join([*parents, str(key)])
@@ -71,7 +71,3 @@ def _place(outer: list[Any], file: Mapping[str, Any]) -> str:
         else:
             words.append(part)
     return "".join(f"{word}: " for word in words)
-
-
-def _nearest(name: str, known: Collection[Any]) -> str:
-    return next(iter(difflib.get_close_matches(name, list(map(str, known)), n=1, cutoff=0.6)), "")

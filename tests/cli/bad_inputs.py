@@ -204,6 +204,7 @@ CASES = [
     Case("one time of two", f"{SIMULATE} --episode-s 6", "--episode-s: must be two numbers of seconds.*", status=2),
     Case("a chance above 1", f"{SIMULATE} --hang 2,60", ".*a probability and seconds.*got '2,60'", status=2),
     Case("workers that are faster", f"{SIMULATE} --slow 0.5,0.1", ".*a share and a factor.*got '0.5,0.1'", status=2),
+    Case("figures to .txt", f"{SIMULATE} --output s.txt", r"--output must be a \.json file, got s\.txt"),
     Case("no workers to simulate", f"{SIMULATE} --workers 0,2", "--workers: must be numbers.*got '0,2'", status=2),
     Case("no process", "cusearch worker trainer mine.toml", r"invalid choice: 'trainer'; choose .*learner", status=2),
     Case("lauch", "cusearch lauch mine.toml", r"invalid choice: 'lauch'; did you mean launch\?", status=2),

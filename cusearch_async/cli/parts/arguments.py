@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cusearch_async.config import CONFIG_HELP, SAVED, VllmConfig, flat
+from cusearch_async.config import CONFIG_HELP, VllmConfig, flat, saved_in
 from cusearch_async.config.toml import read_toml
 from cusearch_async.errors import ConfigError
 from cusearch_async.run.folder import MARKER, STARTS
@@ -123,5 +123,5 @@ def _configs(arguments: argparse.Namespace) -> Iterator[Path]:
 
 def _settings_in(folder: Path) -> Iterator[Path]:
     """Of a run: of the newest start, of the launch, and of every start."""
-    yield from (path for name in SAVED if (path := folder / name).exists())
+    yield from saved_in(folder)
     yield from sorted((folder / STARTS).glob("*.toml"))
