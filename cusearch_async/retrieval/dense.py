@@ -147,8 +147,7 @@ class DenseIndex:
 
     @classmethod
     def in_memory(cls, passages: Sequence[Passage], settings: DenseConfig) -> DenseIndex:
-        """Raises: ConfigError without passages, or when the encoder cannot be used."""
-        _check_not_empty(passages)
+        """Raises: ConfigError when the encoder cannot be used."""
         encoder = Encoder(settings)
         vectors = encoder.encode([passage["contents"] for passage in passages], "passage")
         return cls(passages, _index_of(vectors, settings), encoder, settings.probes)
@@ -198,8 +197,7 @@ def build(
     Needs 4 dim bytes per passage on disk and then in memory, hnsw half a kilobyte more. flat and ivf come out the same
     each time; hnsw, linked in many threads, does not. An index that was there before serves until this one is written.
     Not covered: two builds in one folder.
-    Raises: ConfigError without passages, or when the encoder cannot be used."""
-    _check_not_empty(passages)
+    Raises: ConfigError when the encoder cannot be used."""
     folder.mkdir(parents=True, exist_ok=True)
     encoder = Encoder(settings)
     probe = [round(value, 6) for value in encoder.probe.tolist()]
@@ -214,11 +212,6 @@ def build(
     manifest.seal(index, dependencies)
     (folder / _PROGRESS).unlink()
     (folder / _VECTORS).unlink()
-
-
-def _check_not_empty(passages: Sequence[Passage]) -> None:
-    if not passages:
-        raise ConfigError("retriever.corpus holds no passages; an index needs at least one")
 
 
 def _dependencies(settings: DenseConfig, fingerprint: str, passages: int) -> dict[str, Any]:

@@ -67,13 +67,6 @@ def test_lists_that_hold_too_few_give_fewer_and_nothing_else(settings, passages)
     assert len({passage["id"] for passage, _ in found}) == len(found)
 
 
-def test_no_passages_make_no_index(settings, tmp_path):
-    with pytest.raises(ConfigError, match="no passages"):
-        DenseIndex.in_memory([], settings())
-    with pytest.raises(ConfigError, match="no passages"):
-        build([], tmp_path, settings(), "f", quiet)
-
-
 # Indexes in folders.
 
 
