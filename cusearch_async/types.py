@@ -74,6 +74,11 @@ class Row:
     def sampled_tokens(self) -> int:
         return len(self.logprobs)
 
+    @property
+    def parts(self) -> list[NDArray[np.int32]]:
+        """The token ids of prompt, turn, observation, turn and so on."""
+        return np.split(self.token_ids, np.flatnonzero(np.diff(self.sampled)) + 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:

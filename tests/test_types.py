@@ -21,6 +21,11 @@ def test_rows_are_the_trajectory_divided(trajectory):
         assert row.sampled.sum() == row.sampled_tokens == len(row.versions)
 
 
+def test_a_row_has_a_prompt_and_then_turns_and_observations():
+    (row,) = make_trajectory().rows
+    assert [part.tolist() for part in row.parts] == [[5, 6, 7], [8, 9], [10, 11], [12, 13]]
+
+
 @pytest.mark.parametrize("starts", [(), (1,), (0, 0), (0, 9), (0, -3), (5, 0), (0, 3), (0, 5, 6), (0, 2)])
 def test_every_row_needs_a_prompt_and_a_turn(starts):
     """Prompt 0 to 2, turn 3 and 4, observation 5 and 6, turn 7 and 8."""

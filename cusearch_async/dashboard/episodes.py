@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.replay.selection import RecordedStep
@@ -38,10 +37,9 @@ _OTHER_COLOURS = 6
 def spans(trajectory: Trajectory) -> Iterator[tuple[str, list[int]]]:
     """(author, token ids) in order, of each row: `prompt`, then alternately `model` and `environment`."""
     for row in trajectory.rows:
-        edges = [0, *(np.flatnonzero(np.diff(row.sampled)) + 1).tolist(), len(row.sampled)]
         authors = itertools.chain(["prompt"], itertools.cycle(["model", "environment"]))
-        for author, (start, end) in zip(authors, itertools.pairwise(edges), strict=False):
-            yield author, row.token_ids[start:end].tolist()
+        for author, tokens in zip(authors, row.parts, strict=False):
+            yield author, tokens.tolist()
 
 
 def stretches(trajectory: Trajectory, tokenizer: Any) -> Stretches:

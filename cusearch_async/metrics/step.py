@@ -95,8 +95,7 @@ def describe_step(
 
 def _observations(trajectory: Trajectory) -> list[bytes]:
     """The tokens that the environment answered with, turn by turn."""
-    split = (np.split(row.token_ids, np.flatnonzero(np.diff(row.sampled)) + 1) for row in trajectory.rows)
-    return [tokens.tobytes() for parts in split for tokens in parts[2::2]]
+    return [tokens.tobytes() for row in trajectory.rows for tokens in row.parts[2::2]]
 
 
 def describe_environments(pool: Pool, selected: Sequence[Trajectory], labels: Sequence[str]) -> Metrics:
