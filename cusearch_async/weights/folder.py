@@ -38,10 +38,9 @@ KEPT = 3
 class WeightStore:
     """Published weight versions in a folder that learner and workers share."""
 
-    def __init__(self, folder: Path, keep: int = KEPT, keeps: Callable[[int], bool] = lambda version: False) -> None:
-        """`keeps` tells which versions are kept besides the last `keep`."""
+    def __init__(self, folder: Path, keeps: Callable[[int], bool] = lambda version: False) -> None:
+        """`keeps` tells which versions are kept besides the newest."""
         self.folder = folder
-        self._keep = keep
         self._keeps = keeps
 
     def highest_epoch(self) -> int:
@@ -137,7 +136,7 @@ class WeightStore:
 
     def _remove_old(self, epoch: int) -> None:
         names = [name for name in self.names() if order_of(name)[0] <= epoch]
-        for name in set(names) - self._kept(names, self._keep):
+        for name in set(names) - self._kept(names, KEPT):
             remove_sealed(self.folder / name, MANIFEST)
 
     def _kept(self, names: Sequence[str], count: int) -> set[str]:

@@ -227,7 +227,7 @@ def publishing(learner: Any) -> dict[str, float]:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, place in (("disk", FOLDER), ("shared", Path("/dev/shm"))):
         with tempfile.TemporaryDirectory(dir=place) as folder:
-            store = WeightStore(Path(folder), 1)
+            store = WeightStore(Path(folder))
             found[f"publish_{name}_s"] = timed(lambda store=store: store.publish(0, 1, lent.tensors, canary))
     lent.release()
     return found | {"published_gb": sum(t.nbytes for t in lent.tensors.values()) / 1e9}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import inspect
 import re
 import resource
 import shutil
@@ -26,7 +25,6 @@ from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import BufferUnavailable, ConfigError
 from cusearch_async.lifecycle import cuda
-from cusearch_async.weights.folder import WeightStore
 from tests.conftest import free_port
 from tests.lifecycle.test_placement import without_libnuma
 
@@ -337,10 +335,6 @@ def test_versions_that_are_kept_to_be_scored_are_counted():
     """Before, only the newest were: 4."""
     config = load_config(PAPER, ["--eval.in_order", "true", "--eval.every", "10", "--run.steps", "203"])
     assert "and 25 weight versions of" in rooms(config)["disk"].text
-
-
-def test_the_versions_that_are_counted_are_those_that_are_kept():
-    assert inspect.signature(WeightStore).parameters["keep"].default == memory.KEPT_VERSIONS
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_published_weights_are_those_of_the_device_bit_for_bit(ranks, tmp_path, 
 
     _, _, learner = updated(DEVICE, ranks, dtype=dtype)
     lent = learner.lend().tensors
-    store = WeightStore(tmp_path, 1)
+    store = WeightStore(tmp_path)
     published = load_file(store.directory(store.publish(1, 1, lent, learner.canary())) / TENSORS)
     on_device = dict(learner._module.model.named_parameters())
     assert published.keys() == lent.keys() == on_device.keys() | {"lm_head.weight"}

@@ -92,15 +92,15 @@ def test_tensors_may_change_as_soon_as_they_are_copied_and_after_a_failure(tmp_p
 
 
 def test_old_versions_are_removed_but_not_the_newest(tmp_path):
-    store = WeightStore(tmp_path, keep=2)
-    names = [store.publish(version, 1, tensors(version), CANARY) for version in range(4)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names[-2:]
+    store = WeightStore(tmp_path)
+    names = [store.publish(version, 1, tensors(version), CANARY) for version in range(5)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[-3:]
 
 
 async def test_versions_that_are_to_be_scored_are_kept_besides_the_newest(tmp_path):
-    store = WeightStore(tmp_path, keep=2, keeps=lambda version: version % 3 == 0)
+    store = WeightStore(tmp_path, keeps=lambda version: version % 3 == 0)
     names = [store.publish(version, 1, tensors(version), CANARY) for version in range(8)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [names[v] for v in (0, 3, 6, 7)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [names[v] for v in (0, 3, 5, 6, 7)]
     assert (await store.newest_of(3), await store.newest_of(4)) == (names[3], None)
     later = store.publish(3, 2, tensors(3), CANARY)
     assert await store.newest_of(3) == later
@@ -149,12 +149,13 @@ def test_an_interrupted_publication_leaves_no_version(tmp_path):
 
 
 def test_a_learner_that_was_replaced_deletes_no_version_of_its_successor(tmp_path):
-    older, newer = WeightStore(tmp_path, keep=2), WeightStore(tmp_path, keep=2)
-    for version in (3, 4, 5):
+    older, newer = WeightStore(tmp_path), WeightStore(tmp_path)
+    for version in (2, 3, 4, 5):
         newer.publish(version, 2, tensors(), CANARY)
-    for version in (6, 7, 8):
+    for version in (6, 7, 8, 9):
         older.publish(version, 1, tensors(), CANARY)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["v000004-e2", "v000005-e2", "v000007-e1", "v000008-e1"]
+    kept = [*(f"v{version:06d}-e2" for version in (3, 4, 5)), *(f"v{version:06d}-e1" for version in (7, 8, 9))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 def test_what_earlier_learners_left_half_done_is_cleared_at_the_start(tmp_path):
@@ -223,7 +224,7 @@ def test_a_version_under_the_name_of_another_is_refused(tmp_path):
 
 
 def test_a_version_that_is_published_often_keeps_its_newest_directories(tmp_path):
-    store = WeightStore(tmp_path, keep=2)
+    store = WeightStore(tmp_path)
     names = [store.publish(3, 1, tensors(), CANARY) for _ in range(11)]
     assert names[:2] == ["v000003-e1", "v000003-e1-2"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[-2:])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[-3:])

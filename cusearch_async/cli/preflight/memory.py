@@ -22,8 +22,6 @@ ASLEEP = int(1.5 * GIB)
 """Assumed for a process that waits for its turn on a GPU: CUDA's context and compiled kernels. Not measured."""
 MEAN_LENGTH = 0.5
 """Assumed mean length of an episode, as a share of the longest: most end with an answer much earlier."""
-KEPT_VERSIONS = 3
-"""Weight versions that stay on disk (`weights.folder.WeightStore`); one more is being written."""
 
 
 def stages(config: Config, shape: ModelShape, gpu_bytes: int) -> Table:
@@ -176,9 +174,11 @@ def _in_memory(what: str, text: str, needed: int) -> Finding:
 
 
 def disk(config: Config, shape: ModelShape) -> Iterator[Finding]:
-    """Room for the checkpoints and weight versions that a run keeps, the best one among them, and for one more of each.
-    Too little is no error: the run may be on another machine."""
-    kept = KEPT_VERSIONS + 1 + sum(config.eval.keeps(version) for version in range(config.run.steps + 1))
+    """Room for the checkpoints and weight versions that a run keeps, the best one among them, and for one more of each,
+    which is being written. Too little is no error: the run may be on another machine."""
+    from cusearch_async.weights.folder import KEPT  # noqa: PLC0415  (imports torch)
+
+    kept = KEPT + 1 + sum(config.eval.keeps(version) for version in range(config.run.steps + 1))
     count = config.learner.keep_checkpoints + 1 + bool(config.eval.every)
     checkpoint, version = sizing.checkpoint_bytes(shape, config), sizing.version_bytes(shape, config)
     checkpoints = (count * checkpoint, f"{count} checkpoints of {_size(checkpoint)}", config.folder / "checkpoints")
