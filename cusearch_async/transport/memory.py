@@ -407,14 +407,14 @@ class MemoryBuffer:
                 yield row
 
     async def fetch(self, trajectory_id: str) -> tuple[Trajectory, dict[str, str]] | None:
-        entry = self._run.entries.get(trajectory_id) or self._run.apart.get(trajectory_id)
+        entry = self._run.entries.get(trajectory_id) or self._run.quarantined.get(trajectory_id)
         if entry is None:
             return None
         fields = codec.readable_fields(entry.trajectory) | {"state": entry.state}
         return entry.trajectory, {name: str(value) for name, value in fields.items()}
 
     async def quarantined(self) -> dict[str, str]:
-        return dict(self._run.quarantined)
+        return {id_: entry.reason for id_, entry in self._run.quarantined.items()}
 
     async def audit(self) -> Audit:
         gone = tuple(f"gone: {id_}" for id_, entry in self._run.entries.items() if entry.has_gone)

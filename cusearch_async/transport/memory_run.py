@@ -19,10 +19,12 @@ OUTDATED = "it was generated before the settings of the run were changed (--acce
 class Entry:
     trajectory: Trajectory
     state: str
-    """buffered, claimed, trained or unselected."""
+    """buffered, claimed, trained, unselected or quarantined."""
     size: int
     has_gone: bool = False
     """Whether it disappeared from the server without an operation of ours."""
+    reason: str = ""
+    """Why it is quarantined."""
 
 
 @dataclass(slots=True)
@@ -53,9 +55,7 @@ class MemoryRun:
     held: int = 0
     held_bytes: int = 0
     """Buffered trajectories, and their payload bytes."""
-    quarantined: dict[str, str] = field(default_factory=dict)
-    apart: dict[str, Entry] = field(default_factory=dict)
-    """The quarantined ones."""
+    quarantined: dict[str, Entry] = field(default_factory=dict)
     pools: dict[int, Claimed] = field(default_factory=dict)
     leases: dict[int, tuple[str, float]] = field(default_factory=dict)
     first_deadline: float = math.inf
@@ -117,8 +117,8 @@ class MemoryRun:
 
     def keep_apart(self, id_: str, reason: str) -> None:
         self.move(id_, "quarantined")
-        self.apart[id_] = self.entries.pop(id_)
-        self.quarantined[id_] = reason
+        entry = self.quarantined[id_] = self.entries.pop(id_)
+        entry.reason = reason
         self.counts["quarantined"] += 1
 
     def forget_pool(self, step: int) -> None:

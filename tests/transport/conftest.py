@@ -133,7 +133,7 @@ class MemoryBackend:
         return dict(self.run.sizes)
 
     async def quarantined(self) -> dict[str, str]:
-        return dict(self.run.quarantined)
+        return {id_: entry.reason for id_, entry in self.run.quarantined.items()}
 
     async def vanish(self, *ids: str) -> None:
         for id_ in ids:
