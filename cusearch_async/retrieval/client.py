@@ -73,7 +73,7 @@ class SearchClient:
         """What the retriever serves; None when it does not report it. The first answered search fixes it."""
         self._has_answered = False
         self._health: InFlight[str, None] = InFlight()
-        self._searches: InFlight[tuple[str, Context | None], list[str]] = InFlight()
+        self._searches: InFlight[tuple[str, Context | None], list[str]] = InFlight(ends_unwaited=True)
         self._one_at_a_time = asyncio.Lock()
         self._pace = Pace(settings.max_connections)
         self._failed_in_a_row = 0

@@ -69,10 +69,11 @@ async def in_a_thread(task):
 async def never_ends(task):
     while True:
         try:
+            await asyncio.sleep(0.01)
             await ask(task)
             await asyncio.sleep(1000)
         except BaseException:
-            await asyncio.sleep(0.01)
+            pass
 
 async def leaves_a_task(task):
     episode.kept = asyncio.create_task(never_ends(task))
@@ -86,6 +87,7 @@ async def main():
             print(error)
 
 uvloop.run(signals.ending(main()))
+signals.leave(3)
 """
 
 
@@ -93,8 +95,8 @@ def test_what_agents_leave_behind_does_not_keep_the_worker_from_ending():
     """A thread that never returns, a task that ignores that it is cancelled, one that an agent began: asyncio waited
     for each, and SIGTERM did not help."""
     command, here = [sys.executable, "-c", HANGS], Path(__file__).parents[2]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=here, timeout=60 * SLOW)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=here, timeout=60 * SLOW)
     late = "the agent tests.agents.programs:with_tools took longer than episode.timeout_s (0.5 s)"
     assert done.stdout.splitlines() == [late, late, "5"]
-    left = [line for line in done.stderr.splitlines() if "does not end though it is cancelled; it is left" in line]
-    assert len(left) == 2, done.stderr
+    left = [line for line in done.stderr.splitlines() if line.endswith("though it is cancelled; it is left")]
+    assert (len(left), done.returncode) == (2, 3), done.stderr
