@@ -28,6 +28,7 @@ from cusearch_async.errors import ConfigError, packages_of
 from cusearch_async.evaluation.probing import Pass
 from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.lifecycle.placement import configure_process
+from cusearch_async.lifecycle.signals import ending
 from cusearch_async.replay.alignment import SINGLETONS, Figures, MeasuredPool, figures_of
 from cusearch_async.replay.selection import with_method
 from cusearch_async.run.folder import STARTS, refuse_no_run
@@ -115,7 +116,7 @@ def _method(config: Config, name: str, budget: int) -> MethodConfig:
 
 def measured(config: Config, model: str, step: int, count: int) -> list[MeasuredPool]:
     """Pools of the policy in the folder `model`, with their gradients."""
-    pools = asyncio.run(generated(config, model, count))
+    pools = asyncio.run(ending(generated(config, model, count)))
     from cusearch_async.learner.projection import ProjectedGradients  # noqa: PLC0415  (torch)
 
     gradients, found = ProjectedGradients(model, config), []

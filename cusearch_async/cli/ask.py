@@ -25,6 +25,7 @@ from cusearch_async.evaluation.probing import Pass
 from cusearch_async.lifecycle.children import CLI, free_port, start_child, why_it_ended
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
+from cusearch_async.lifecycle.signals import ending
 from cusearch_async.run.folder import refuse_no_run
 from cusearch_async.surrogates import visible
 from cusearch_async.transport.server import is_listening
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console = Console()
     with own_retriever(config, arguments.folder, overrides) as served:
         for when, model in models.items():
-            episode = asyncio.run(asked(served, model, question))
+            episode = asyncio.run(ending(asked(served, model, question)))
             console.rule(Text(f"{when}: {visible(model)}", style="bold"), align="left")
             show(episode, model, console)
 

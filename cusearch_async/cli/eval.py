@@ -32,6 +32,7 @@ from cusearch_async.evaluation.scoring import Scores, summarize
 from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
+from cusearch_async.lifecycle.signals import ending
 from cusearch_async.types import Question, Trajectory
 
 if TYPE_CHECKING:  # they need packages of an extra
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     check_policy(config, model, "--checkpoint" if arguments.checkpoint else "model.path")
     if arguments.against:
         check_policy(config, arguments.against, "--against")
-    report = asyncio.run(scored(config, model, arguments))
+    report = asyncio.run(ending(scored(config, model, arguments)))
     console = Console()
     console.print(table(report.scores, report.title))
     for line in report.lines():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
@@ -20,7 +20,6 @@ CANCEL_AGAIN_S = 1.0
 
 LEFT_S = 5.0
 
-_left: list[asyncio.Task[Any]] = []
 Result = TypeVar("Result")
 
 _asked: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
@@ -106,8 +105,8 @@ async def unless_stopped(work: asyncio.Future[Any], stop: asyncio.Event) -> bool
 
 
 async def ending(work: Coroutine[Any, Any, Result]) -> Result:
-    """What `work`, the whole of a process, gives. Tasks of users' programs that then still run are cancelled, and after
-    LEFT_S left, for `leave`: asyncio would wait for them without end."""
+    """What `work`, all that an event loop is for, gives. Tasks of users' programs that still run then are cancelled,
+    and after LEFT_S left: asyncio would wait for them without end."""
     try:
         return await work
     finally:
@@ -119,17 +118,8 @@ async def ending(work: Coroutine[Any, Any, Result]) -> Result:
             if not task.done():
                 log.warning("%r does not end though it is cancelled; it is left", task.get_coro())
                 asyncio._unregister_task(task)  # documented, for other kinds of tasks
-                _left.append(task)
-
-
-def leave(status: int) -> None:
-    """End this process after `ending`, with `status`. Python would close the tasks that are left, and one that catches
-    everything would run without end."""
-    if _left:
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(status)
-    sys.exit(status)
+                # Python never closes it at its end: one that catches everything would run without end.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 
 
 async def end_tasks(tasks: Sequence[asyncio.Future[Any]]) -> None:

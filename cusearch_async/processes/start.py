@@ -8,6 +8,7 @@ import asyncio
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,7 +20,7 @@ from cusearch_async.lifecycle.children import ENTRY, other_ranks
 from cusearch_async.lifecycle.entry import STOPPED
 from cusearch_async.lifecycle.gpus import Gpus, may_share, take_for_engine, take_for_learner
 from cusearch_async.lifecycle.placement import configure_process, count_sharers, lower_priority, require_gpus, share_of
-from cusearch_async.lifecycle.signals import ending, leave
+from cusearch_async.lifecycle.signals import ending
 
 
 @contextmanager
@@ -53,8 +54,8 @@ def rollout(config: Config, gpu: Gpus = ()) -> None:
     require_gpus("rollout.gpus", gpus)
     from cusearch_async.processes import rollout  # noqa: PLC0415  (libraries read the settings above when loaded)
 
-    is_finished = uvloop.run(ending(rollout.run(config, worker_name(), every_core)))
-    leave(0 if is_finished else STOPPED)  # 0 would tell Kubernetes that the work of a worker that was drained is done
+    if not uvloop.run(ending(rollout.run(config, worker_name(), every_core))):
+        sys.exit(STOPPED)  # 0 would tell Kubernetes that the work of a worker that was drained is done
 
 
 def worker_name() -> str:
@@ -73,7 +74,6 @@ def evaluator(config: Config, gpu: Gpus = ()) -> None:
     from cusearch_async.processes import evaluator  # noqa: PLC0415  (libraries read the settings above when loaded)
 
     uvloop.run(ending(evaluator.run(config)))
-    leave(0)
 
 
 def retriever(config: Config) -> None:

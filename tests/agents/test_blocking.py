@@ -9,6 +9,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from cusearch_async.agents import blocking
 from cusearch_async.environments.task import Task
 from tests.agents.test_episodes import Scene, parser  # noqa: F401  (a fixture)
@@ -58,6 +60,7 @@ import uvloop
 from cusearch_async.agents import episode
 from cusearch_async.errors import EpisodeFailed
 from cusearch_async.lifecycle import signals
+from cusearch_async.lifecycle.entry import exit_with_one_line
 from tests.agents.test_episodes import hermes
 from tests.agents.test_unruly import ask, scene_of
 
@@ -86,17 +89,22 @@ async def main():
         except EpisodeFailed as error:
             print(error)
 
-uvloop.run(signals.ending(main()))
-signals.leave(3)
+    if sys.argv[1:]:
+        raise EpisodeFailed("an outage")
+
+with exit_with_one_line("rollout"):
+    uvloop.run(signals.ending(main()))
 """
 
 
-def test_what_agents_leave_behind_does_not_keep_the_worker_from_ending():
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_agents_leave_behind_does_not_keep_the_worker_from_ending(fails):
     """A thread that never returns, a task that ignores that it is cancelled, one that an agent began: asyncio waited
     for each, and SIGTERM did not help."""
-    command, here = [sys.executable, "-c", HANGS], Path(__file__).parents[2]
+    command, here = [sys.executable, "-c", HANGS, *["fails"] * fails], Path(__file__).parents[2]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=here, timeout=60 * SLOW)
     late = "the agent tests.agents.programs:with_tools took longer than episode.timeout_s (0.5 s)"
     assert done.stdout.splitlines() == [late, late, "5"]
     left = [line for line in done.stderr.splitlines() if line.endswith("though it is cancelled; it is left")]
-    assert (len(left), done.returncode) == (2, 3), done.stderr
+    assert (len(left), done.returncode) == (2, int(fails)), done.stderr
+    assert ("rollout: an outage" in done.stderr) == fails
