@@ -186,10 +186,10 @@ class ObjectCheckpoints(Checkpoints):
         self._objects = objects
 
     def tell_start(self) -> None:
-        self._objects.keep_history()  # from now on later checkpoints of earlier learners do not count
         resumed = self.by_step().get(self._starts[-1][1])
         if resumed is not None and not self._objects.has(resumed.path.name):
-            self._objects.keep(resumed.path)
+            self._objects.keep(resumed.path)  # first: a store with starts alone would begin the run anew
+        self._objects.keep_history()  # from now on later checkpoints of earlier learners do not count
 
     def finish(self, step: int) -> None:
         super().finish(step)

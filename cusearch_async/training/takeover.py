@@ -136,6 +136,7 @@ class Leader:
         async with opened as buffer:
             await self.take_over(buffer, store, start)
             try:
+                self._checkpoints.tell_start()
                 async with (
                     self._transport.serving(),
                     Heartbeat(
@@ -176,7 +177,6 @@ class Leader:
                 _describe(earlier),
                 earlier.heartbeat_age_s,
             )
-        self._checkpoints.tell_start()
 
 
 async def explain(buffer: LearnerBuffer, error: Exception) -> Exception:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import obstore
 import pytest
@@ -14,8 +16,9 @@ from cusearch_async.errors import ConfigError, ObjectsUnavailable, WriteFailed
 from cusearch_async.files import append_row
 from cusearch_async.objects import Objects
 from cusearch_async.run.folder import hold_for_take_over, mark, read_marker
-from cusearch_async.run.history import epochs_and_steps, record_start
+from cusearch_async.run.history import epochs_and_steps, read_stop, record_start
 from cusearch_async.training import checkpoint_objects as module
+from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.checkpoint_objects import CheckpointObjects, learner_checkpoints
 from cusearch_async.transport.interface import RunState
 from tests.object_stores import noted_calls, s3, store_url  # noqa: F401  (fixtures)
@@ -69,8 +72,9 @@ def put(objects: Objects, path: str, content: bytes) -> None:
     obstore.put(objects._store, path, content)
 
 
-def save_without(part: str, checkpoints, step: int) -> None:
-    """In an outage that begins with the first object whose path has this part."""
+@contextmanager
+def putting_without(part: str) -> Iterator[None]:
+    """An outage that begins with the first object whose path has this part."""
     put = Objects.put
 
     def refuse(own, path, file):
@@ -78,11 +82,15 @@ def save_without(part: str, checkpoints, step: int) -> None:
             raise WriteFailed("an outage")
         put(own, path, file)
 
-    write(checkpoints, step)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Objects, "put", refuse)
-        with pytest.raises(WriteFailed, match="an outage"):
-            checkpoints.finish(step)
+        yield
+
+
+def save_without(part: str, checkpoints, step: int) -> None:
+    write(checkpoints, step)
+    with putting_without(part), pytest.raises(WriteFailed, match="an outage"):
+        checkpoints.finish(step)
 
 
 def test_another_machine_finds_checkpoints_starts_and_curves(host, objects):
@@ -162,8 +170,32 @@ async def test_a_start_is_in_the_store_before_its_first_checkpoint(objects, atla
             put_there(own, path, file)
 
     monkeypatch.setattr(Objects, "put", while_others_may_take_over)
-    await taken_over(s)
+    (await taken_over(s))._checkpoints.tell_start()
     assert {"starts/0001.json", "starts/0001.toml"} <= set(objects.paths())
+
+
+def test_a_store_never_has_a_start_without_the_checkpoint_that_it_resumes(host, objects, atlas_config, tmp_path):
+    """As in a fork, or where the store is set later: a learner elsewhere would have begun the run at step 0."""
+    here = host("here")
+    mark(here.folder, here.config.run.name)
+    without = Checkpoints(here.folder, 3)
+    without.begin(1, 0)
+    save(without, 10)
+    record_start(here.config, 1, 0)
+    with pytest.raises(WriteFailed, match="an outage"), putting_without("step000010"):
+        here.start(2, 10)
+    assert objects.paths() == []
+    here.start(3, 10)
+    assert checkpoints_in(objects) == {"step000010-e1"}
+
+
+def test_a_learner_that_cannot_tell_its_start_leaves_why_it_ended(objects, atlas_config, tmp_path):
+    s = Scene(atlas_config, tmp_path / "here", *OBJECTS)
+    with pytest.raises(WriteFailed, match="an outage"), putting_without(""):
+        s.lead()
+    stop = read_stop(s.config.folder, 1)
+    assert stop is not None
+    assert "an outage" in stop.outcome
 
 
 def test_as_many_stay_as_in_the_folder_and_none_of_a_later_learner_goes(host, objects):

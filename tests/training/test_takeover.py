@@ -303,9 +303,11 @@ async def test_a_write_that_failed_because_a_successor_cleared_up_is_told_as_tha
     assert "epoch 2 on elsewhere" in str(error)
 
 
-async def taken_over(s: Scene) -> None:
+async def taken_over(s: Scene) -> Leader:
     start = state_at(0, initial_method_state(s.config.method, s.config.episode.s_max), s.config)
-    await s.leader().take_over(s.buffer, WeightStore(s.config.folder / "weights"), start)
+    leader = s.leader()
+    await leader.take_over(s.buffer, WeightStore(s.config.folder / "weights"), start)
+    return leader
 
 
 async def test_a_learner_that_may_be_alive_is_named(scene, caplog):
