@@ -116,10 +116,15 @@ def divide(config: Config) -> Division:
 
 def _refuse_named_twice(config: Config, division: Division) -> None:
     evaluator = division.evaluator if config.eval.every else ()
-    had = [*division.learner, *evaluator, *(gpu for group in division.workers for gpu in group)]
+    had = [
+        *division.learner[: config.learner.ranks_per_node],
+        *evaluator,
+        *(gpu for group in division.workers for gpu in group),
+    ]
     twice = sorted({gpu for gpu in had if had.count(gpu) > 1}, key=int)
     if twice and not may_share(config):
-        lists = {"learner": config.learner.gpus, "rollout": config.rollout.gpus, "eval": config.eval.gpus}
+        lists = {"learner": config.learner.gpus, "rollout": config.rollout.gpus}
+        lists |= {"eval": config.eval.gpus} if config.eval.every else {}
         named = [f"{key}.gpus {list(gpus)}" for key, gpus in lists.items() if {*_names(gpus)}.intersection(twice)]
         raise ConfigError(
             f"{', '.join(named)} name GPU {', '.join(twice)} twice; give each process its own, or set "

@@ -116,6 +116,8 @@ def test_gpus_that_are_named_for_two_who_may_not_share_them_are_refused(config_o
         split(config_of(*engines, *learner))
     assert split(config_of(*engines, *learner, *SHARE))[0] == ("4", "5", "6", "7")
     assert split(config_of(*engines, "--learner.gpus", "[7]"))[0] == ("7",)
+    fewer_ranks = ("--rollout.gpus", "[0,1,2,3,6,7]", "--rollout.workers", "6", *learner[:2], "--learner.ranks", "2")
+    assert len(split(config_of(*fewer_ranks))[1]) == 6, "each rank has one of the GPUs that are named for the learner"
     unused = ("--rollout.gpus", "[0, 1]", "--learner.gpus", "[1]", "--eval.gpus", "[0]")
     assert split(config_of(*unused))[:2] == (("1",), [("0",)]), "by one worker and no evaluator"
 
