@@ -89,6 +89,8 @@ class Evaluator:
         self._config = config
         self._loader = PatientLoader(engine, source, config.redis.outage_s)
         self._next_look = 0.0
+        self._gone_since: float | None = None
+        """When the learner of a finished run was first seen to be gone."""
         self._done = Done(config.folder)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -136,7 +138,9 @@ class Evaluator:
         try:
             weights = state.weights if version == state.published else await self._source.newest_of(version)
         except WeightsUnavailable as error:  # where versions are listed over a network
-            if is_finished and isinstance(error, LearnerUnreachable):
+            is_gone = is_finished and isinstance(error, LearnerUnreachable)
+            self._gone_since = (self._gone_since or time.monotonic()) if is_gone else None
+            if self._gone_since and time.monotonic() - self._gone_since > self._config.redis.outage_s:
                 self._leave_out(version, error)
                 return None
             log.warning("%s; version %d is looked for again in %g s", error, version, LOOK_AGAIN_S)

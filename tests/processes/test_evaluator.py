@@ -168,6 +168,28 @@ async def test_a_learner_that_is_gone_after_its_finish_is_not_waited_for(scene, 
     assert "version 2 is not scored: the learner does not answer" in caplog.text
 
 
+async def test_after_the_finish_one_lost_connection_drops_no_version(scene, learner, caplog, monkeypatch):
+    scene.config = scene.config.model_copy(update={"eval": scene.config.eval.model_copy(update={"in_order": True})})
+    (scene.config.weights_folder / "v000002-e1").mkdir(parents=True)
+    fails, newest_of = [True], WeightStore.newest_of
+
+    async def reset_once(own, version):
+        if fails:
+            fails.pop()
+            raise LearnerUnreachable("connection reset")
+        return await newest_of(own, version)
+
+    working = asyncio.create_task(scene.process("evaluator"))
+    await until(lambda: 0 in scores(scene))
+    monkeypatch.setattr(WeightStore, "newest_of", reset_once)
+    monkeypatch.setattr(scene.evaluator, "LOOK_AGAIN_S", 0.01)
+    await learner.announce(4, "v000004-e1")
+    await finish(scene, learner, 4)
+    await working
+    assert list(scores(scene)) == [0, 2, 4]
+    assert not fails
+
+
 async def test_in_order_it_scores_every_version_however_late(scene, learner, caplog, monkeypatch):
     """Version 2 was announced and replaced while it looked away; its weights are there, those of version 4 are not."""
     scene.config = scene.config.model_copy(
