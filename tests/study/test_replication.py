@@ -232,7 +232,17 @@ def test_what_the_pages_say_of_the_real_model():
         arms = [(is_mixed, name) for is_mixed in (True, False) for name in ("sdga_phase", "random_siblings")]
         cells = [found.get((is_mixed, seed), {}).get(name, "–") for is_mixed, name in arms]
         assert f"| {seed} | {' | '.join(cells)} |" in page
-    assert f"{len(after)} of {len(plan.runs)} runs are done" in page
+    assert len(after) == len(plan.runs) == 20
+    report = (STUDIES["depth-first-lm"] / "report.md").read_text(encoding="utf-8")
+    for where, said in (
+        ("not mixed_groups_only", "of all groups by {}, which leans against it (p {}, Holm's {})"),
+        ("mixed_groups_only", "of mixed groups by {}, where nothing is seen"),
+    ):
+        row = re.search(rf"^\| SDGA-Phase beats .* \| {where} \| 5 of 5 \| (.*)$", report, re.MULTILINE)
+        assert row
+        effect, p, holm, *_, verdict = row[1].removesuffix(" |").split(" | ")
+        assert verdict == ("leans against it" if "not" in where else "not seen")
+        assert said.format(effect, p, holm) in page
     em = {run.id: of.loc[run.id]["em_last"] for run in plan.of("third") if tables.statuses.get(run.id) == "done"}
     ends = {
         (run.config.method.mixed_groups_only, run.seed, run.config.method.name): em[run.id]
@@ -249,7 +259,7 @@ def test_what_the_pages_say_of_the_real_model():
     searching = [known for known in depth_first if known < siblings[0]]
     of_runs = f"{len(searching)} of its {len(depth_first)} runs"
     assert f"In {of_runs} SDGA-Phase searches for everything" in page
-    assert f"right before, at most {searching[-1]:.2f} after; with random siblings {siblings[0]:.2f} to" in page
+    assert f"right before, at most {searching[-1]:.2f} after; with siblings {siblings[0]:.2f} to" in page
     assert f"{siblings[-1]:.2f}." in page
     of_pairs = f"and so do {sum(one < 0 for one in less)} of {len(less)} pairs of runs"
     assert of_pairs in " ".join((PAGE.parents[1] / "README.md").read_text(encoding="utf-8").split())
