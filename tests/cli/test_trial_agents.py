@@ -20,6 +20,8 @@ from tests.agents.templates import chat_tokenizer
 from tests.agents.test_episodes import hermes
 
 HERE = "tests.cli.test_trial_agents"
+PATIENCE_S, ENDS_S = 3.0, 9.0
+"""A blocked agent outlasts the trial, and ends before it is told of (`blocking.BLOCKED_S`) in a later test's log."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ answers_with_tools, answers_in_words = with_tools, in_words
 
 
 async def blocks(task: Task) -> str:
-    client = OpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0)
+    client = OpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0, timeout=ENDS_S)
     reply = client.chat.completions.create(model=task.model, messages=[{"role": "user", "content": task.question}])
     return reply.choices[0].message.content or ""
 
@@ -71,7 +73,7 @@ def test_an_agent_with_and_without_tools_passes(atlas_config, agent):
 
 def test_an_agent_that_blocks_the_event_loop_is_an_error_that_names_the_line(atlas_config, monkeypatch):
     """`check` and `launch` hung: it waits for an answer of the very loop that it blocks."""
-    monkeypatch.setattr("cusearch_async.cli.preflight.trial.PATIENCE_S", 3.0)
+    monkeypatch.setattr("cusearch_async.cli.preflight.trial.PATIENCE_S", PATIENCE_S)
     status, text = tried(atlas_config, f"{HERE}:blocks")["environment.search"]
     assert status == "error"
     line = blocks.__code__.co_firstlineno + 2
