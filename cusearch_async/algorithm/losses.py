@@ -78,7 +78,8 @@ def correction_weights(
 def loglinear_proximal(
     log_policy: torch.Tensor, log_behaviour: torch.Tensor, versions: torch.Tensor, step: int
 ) -> torch.Tensor:
-    """log π_prox [T] without a forward pass: between sampling and current policy, by their versions.
+    """log π_prox [T] without a forward pass, once optimizer steps have been made: between sampling and current policy,
+    by their versions.
 
     log π_prox ≈ log μ + α (log π_θ - log μ),  α = (v_prox - v_μ) / (v_θ - v_μ),  v_prox = `step`, v_θ = step + 1.
     `versions` [T] are integers, the v_μ of each token. Source: AReaL, proximal log-probability approximation. It grows

@@ -28,7 +28,8 @@ class LossConfig(Section):
     """Importance ratio per `token` or `sequence` (GSPO); `sequence` needs a much smaller clip (3e-4) and
     seq-mean-token-mean."""
     proximal: Proximal = "recomputed"
-    """π_prox: `recomputed` by a forward pass, or `loglinear`, interpolated without one."""
+    """π_prox of all mini-batches but the first, for which it is the policy: `recomputed` by a forward pass, or
+    `loglinear`, interpolated without one."""
     kl_coef: float = Field(0.001, ge=0)
     """β, weight of the KL penalty; 0 loads no reference model."""
     entropy_coef: float = Field(0.0, ge=0)

@@ -73,10 +73,12 @@ class Update:
         gradient."""
         self._checked(POLICY, {micro: log_policy})
         settings = self._settings
-        if self._log_prox is None:
+        if micro in self._first:
+            log_prox = log_policy
+        elif self._log_prox is None:
             log_prox = losses.loglinear_proximal(log_policy, micro.log_behaviour, micro.versions, self.plan.step)
         else:
-            log_prox = log_policy if micro in self._first else self._log_prox[micro]
+            log_prox = self._log_prox[micro]
         weights = losses.correction_weights(
             log_prox,
             micro.log_behaviour,

@@ -136,8 +136,9 @@ FAMILIES = (
             Metric(
                 "off_policy/mismatch_kl",
                 "nats",
-                'k3 of π_prox against the sampling policy. With `loss.proximal = "loglinear"` π_prox is interpolated: '
-                "then KL, differences and weights say nothing of the learner on fresh tokens (0 and 1)",
+                'k3 of π_prox against the sampling policy. With `loss.proximal = "loglinear"` it is interpolated from '
+                "the second mini-batch on: there KL, differences and weights of fresh tokens are 0 and 1, whatever the "
+                "learner says",
             ),
             Metric("off_policy/logprob_difference_mean", "nats", "|log π_prox − log μ|"),
             Metric("off_policy/logprob_difference_max", "nats", "largest of a token"),

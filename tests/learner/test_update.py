@@ -105,6 +105,15 @@ def test_without_a_recomputed_proximal_it_is_taken_between_the_policies(config_o
     assert tokens.log_reference is None
 
 
+def test_the_first_mini_batch_is_its_own_proximal_however_others_get_theirs(config_of):
+    """Interpolated too, ratios of stale tokens were clipped before the policy had moved."""
+    config = config_of("--loss.proximal", "loglinear", "--loss.minibatch", "1", "--method.budget", "2")
+    plan = plan_update(trajectories(), np.ones(2), 7, config)
+    update = Update(plan, config.loss, torch.device("cpu"))
+    found = [update.tokens(micro, torch.full((sum(micro.lengths),), -2.0)) for micro in plan.micro_batches]
+    assert [set(tokens.log_prox.tolist()) for tokens in found] == [{-2.0}, {-1.75}]
+
+
 def test_the_settings_of_the_loss_reach_it(config_of):
     config = config_of(
         *("--loss.clip_low", "0.1", "--loss.clip_high", "0.3", "--loss.dual_clip", "4", "--loss.ratio", "sequence"),
@@ -181,6 +190,7 @@ def test_nothing_of_a_micro_batch_waits_for_the_device(config_of, correction, pr
     """On torch's meta device, whose tensors have no values: whatever needs one on the host raises."""
     settings = ("--loss.correction", correction, "--loss.proximal", proximal, "--loss.ratio", "sequence")
     settings += ("--loss.dual_clip", "3", "--loss.entropy_coef", "0.1", "--learner.packing", packing)
+    settings += ("--loss.minibatch", "1", "--method.budget", "2")
     config, device = config_of(*settings), torch.device("meta")
     plan = plan_update(trajectories(), np.zeros(2), 7, config).to(device)
     update, report = Update(plan, config.loss, device), UpdateReport(config.episode.s_max, device)
@@ -192,7 +202,7 @@ def test_nothing_of_a_micro_batch_waits_for_the_device(config_of, correction, pr
     with torch.no_grad():
         update.set_reference({micro: forward(micro)[0] for micro in plan.micro_batches})
         if proximal == "recomputed":
-            update.set_proximal({micro: forward(micro)[0] for micro in plan.micro_batches})
+            update.set_proximal({micro: forward(micro)[0] for micro in update.to_score})
     for micro in plan.micro_batches:
         log_policy, entropy = forward(micro)
         tokens = update.tokens(micro, log_policy.detach())
