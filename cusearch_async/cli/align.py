@@ -29,7 +29,7 @@ from cusearch_async.evaluation.probing import Pass
 from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.lifecycle.signals import ending
-from cusearch_async.replay.alignment import SINGLETONS, Figures, MeasuredPool, figures_of
+from cusearch_async.replay.alignment import SINGLETONS, Cosines, Figures, MeasuredPool, figures_of
 from cusearch_async.replay.selection import with_method
 from cusearch_async.run.folder import STARTS, refuse_no_run
 from cusearch_async.training.checkpoint import Checkpoints
@@ -51,7 +51,7 @@ EQUAL_SHARE = 4
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="such as runs/demo")
-    parser.add_argument("--pools", type=at_least(2), default=12, help="pools at each policy (12)")
+    parser.add_argument("--pools", type=at_least(3), default=12, help="pools at each policy (12)")
     text = f"the methods, separated by commas; default: {','.join(METHODS)}"
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS), help=text)
     parser.add_argument(
@@ -142,7 +142,7 @@ def _pool(number: int, groups: Sequence[Sequence[Trajectory]]) -> Pool:
 
 
 def table(found: Mapping[str, Figures], steps: Sequence[int], pools: int, equal: int) -> Table:
-    """Mean cosines with 95 % intervals over pools."""
+    """Mean cosines with 95 % intervals."""
     shown = Table(title=f"{pools} pools at each of the policies of steps {', '.join(map(str, steps))}")
     shown.add_column("method", no_wrap=True)
     for name in ("trained", "usable", "alone", *SINGLETONS, "search tokens", f"at {equal} usable"):
@@ -150,14 +150,13 @@ def table(found: Mapping[str, Figures], steps: Sequence[int], pools: int, equal:
     for name, figures in found.items():
         counts = (f"{value:.1f}" for value in _counts(figures).values())
         cosines = [*figures.by_singleton.values(), figures.on_search, figures.at_equal]
-        shown.add_row(name, *counts, *map(_with_interval, cosines))
+        shown.add_row(name, *counts, *(_with_interval(one, pools) for one in cosines))
     return shown
 
 
-def _with_interval(values: Sequence[float]) -> str:
+def _with_interval(cosines: Cosines, pools: int) -> str:
     from cusearch_async.study.statistics import Spread  # noqa: PLC0415  (of an extra)
 
-    if len(values) < 2:
+    if len(cosines.values) < 2:
         return "–"
-    spread = Spread(float(np.std(values, ddof=1)) / len(values) ** 0.5, len(values) - 1)
-    return f"{np.mean(values):.3f} ±{spread.half:.3f}"
+    return f"{np.mean(cosines.values):.3f} ±{Spread(cosines.error, (pools - 1) * len(cosines.errors)).half:.3f}"

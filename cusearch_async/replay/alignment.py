@@ -4,7 +4,8 @@ For a trajectory τ with reward r, let v(τ) be the gradient of its log-probabil
 reward gradient of a set of groups is Σ (r - the mean reward of its group) v(τ), over all of their trajectories. A
 method's update is Σ A(τ) v(τ) over those that it selects, with its advantages: GRPO's first step on a pool of the same
 policy. Its alignment is the cosine between its update from one pool and the reward gradient of the policy's *other*
-pools, which are as noisy; so even the best method is far below 1, and only differences tell."""
+pools, which are as noisy; so even the best method is far below 1, and only differences tell. As all cosines share
+these pools, the error of their mean is that of the jackknife over pools, not of independent numbers."""
 
 from __future__ import annotations
 
@@ -57,6 +58,24 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
+class Cosines:
+    """Of updates with reward gradients of pools that they are not of."""
+
+    values: list[float]
+    errors: list[float]
+    """Standard error of the mean at each policy, by leaving out one pool after the other."""
+
+    def __add__(self, later: Cosines) -> Cosines:
+        """With those of another policy's pools."""
+        return Cosines(self.values + later.values, self.errors + later.errors)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean over policies of about as many updates each."""
+        return float(np.linalg.norm(self.errors)) / len(self.errors)
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """Of one method, over pools."""
 
@@ -64,12 +83,12 @@ class Figures:
     usable: list[int]
     alone: list[int]
     """Trajectories of each pool."""
-    by_singleton: Mapping[Singleton, list[float]]
-    """Cosine of each pool, on all tokens."""
-    on_search: list[float]
+    by_singleton: Mapping[Singleton, Cosines]
+    """Of each pool's update with all other pools, on all tokens."""
+    on_search: Cosines
     """The same with `raw` singletons, on search tokens."""
-    at_equal: list[float]
-    """Cosines of updates of equally many usable trajectories each, in the order of the pools."""
+    at_equal: Cosines
+    """Of updates of equally many usable trajectories each with equally many other pools, in the order of the pools."""
 
     def __add__(self, later: Figures) -> Figures:
         """With those of another policy's pools."""
@@ -95,50 +114,73 @@ def chosen_by(settings: MethodConfig, pools: Sequence[MeasuredPool], seed: int) 
 
 
 def figures_of(settings: MethodConfig, pools: Sequence[MeasuredPool], seed: int, equal: int) -> Figures:
-    """`pools` are of one policy; `equal` is the size of the updates of `at_equal`."""
+    """`pools` are of one policy, three or more; `equal` is the size of the updates of `at_equal`."""
     taken = list(chosen_by(settings, pools, seed))
-    found = Figures([], [], [], {rule: [] for rule in SINGLETONS}, [], _at_equal(pools, taken, equal))
-    others = {part: _of_others(pools, part) for part in PARTS}
-    for number, (pool, one) in enumerate(zip(pools, taken, strict=True)):
-        found.selected.append(len(one.indices))
-        found.usable.append(int(one.usable.sum()))
-        found.alone.append(one.alone)
-        for rule, values in one.advantages.items():
-            update = pool.update(one.indices, values, "all")
-            found.by_singleton[rule].append(cosine(update, others["all"][number]))
-        update = pool.update(one.indices, one.advantages["raw"], "search")
-        found.on_search.append(cosine(update, others["search"][number]))
-    return found
+    own = np.eye(len(pools), dtype=np.bool_)
+
+    def of_all(rule: Singleton, part: str) -> Cosines:
+        both = zip(pools, taken, strict=True)
+        updates = np.stack([pool.update(one.indices, one.advantages[rule], part) for pool, one in both])
+        return cosines_of(updates, _reward_gradients(pools, part), own, ~own)
+
+    return Figures(
+        selected=[len(one.indices) for one in taken],
+        usable=[int(one.usable.sum()) for one in taken],
+        alone=[one.alone for one in taken],
+        by_singleton={rule: of_all(rule, "all") for rule in SINGLETONS},
+        on_search=of_all("raw", "search"),
+        at_equal=_at_equal(pools, taken, equal),
+    )
 
 
-def _of_others(pools: Sequence[MeasuredPool], part: str) -> NDArray[np.float64]:
-    """[P, D] For each pool the reward gradient of all the others."""
-    own = np.stack([pool.reward_gradients[part] for pool in pools])
-    return np.asarray(own.sum(axis=0) - own)
+def _reward_gradients(pools: Sequence[MeasuredPool], part: str) -> NDArray[np.float64]:
+    """[P, D]"""
+    return np.stack([pool.reward_gradients[part] for pool in pools])
 
 
-def _at_equal(pools: Sequence[MeasuredPool], taken: Sequence[Chosen], size: int) -> list[float]:
-    """Cosines of updates on `size` usable trajectories each, of one pool or several, with the reward gradient of the
-    pools that they are not of; a rest of fewer is left out, and what is of all pools."""
-    found = []
-    own = np.stack([pool.reward_gradients["all"] for pool in pools])
+def _at_equal(pools: Sequence[MeasuredPool], taken: Sequence[Chosen], size: int) -> Cosines:
+    """Of updates on `size` usable trajectories each, of one pool or several, with half of all pools: those after the
+    update's own, and from the first again. With fewer of them a method that needs several pools for an update would
+    have the noisier reward gradient. A rest of fewer trajectories is left out, and an update of more pools."""
+    count = len(pools)
+    updates, own, others = [], [], []
     usable = [(pool, place) for pool, one in enumerate(taken) for place in np.flatnonzero(one.usable)]
     for first in range(0, len(usable) - size + 1, size):
         members = usable[first : first + size]
         numbers = sorted({pool for pool, _ in members})
-        others = np.delete(own, numbers, axis=0)
-        if not len(others):
+        after = [place for place in np.roll(np.arange(count), -numbers[-1] - 1).tolist() if place not in numbers]
+        if len(after) < count // 2:
             continue
-        update = np.zeros(own.shape[1])
+        update = np.zeros(pools[0].gradients["all"].shape[1])
         for number in numbers:
             places = np.array([place for pool, place in members if pool == number])
             one = taken[number]
             update += pools[number].update(one.indices[places], one.advantages["raw"][places], "all")
-        found.append(cosine(update, others.sum(axis=0)))
+        updates.append(update)
+        own.append(np.isin(np.arange(count), numbers))
+        others.append(np.isin(np.arange(count), after[: count // 2]))
+    if not updates:
+        return Cosines([], [])
+    return cosines_of(np.stack(updates), _reward_gradients(pools, "all"), np.stack(own), np.stack(others))
+
+
+def cosines_of(updates: Vector, gradients: Vector, own: NDArray[np.bool_], others: NDArray[np.bool_]) -> Cosines:
+    """`updates` [N, D], `gradients` [P, D] of pools; `own` [N, P]: the pools that an update is of; `others` [N, P]:
+    those whose sum it is compared with. Without a pool, updates of it are left out, and it is part of no sum."""
+    products, between = updates @ gradients.T, gradients @ gradients.T
+    dots, toward = others * products, others * (others @ between)
+    lengths = np.linalg.norm(updates, axis=1)
+    smallest = 1e-12 * between.trace()
+    whole = _cosines(dots.sum(axis=1), lengths, toward.sum(axis=1), smallest)
+    dots_without = dots.sum(axis=1, keepdims=True) - dots
+    squares_without = toward.sum(axis=1, keepdims=True) - 2 * toward + others * np.diag(between)
+    without = _cosines(dots_without, lengths[:, None], squares_without, smallest)
+    means = (without * ~own).sum(axis=0) / np.maximum((~own).sum(axis=0), 1)
+    return Cosines(whole.tolist(), [float(np.sqrt((len(gradients) - 1) * np.var(means)))])
+
+
+def _cosines(dots: Vector, lengths: Vector, squares: Vector, smallest: float) -> Vector:
+    """Where an update, or what it is compared with, is 0 but for rounding, 0: training on nothing points nowhere."""
+    found: Vector = np.zeros_like(dots)
+    np.divide(dots, lengths * np.sqrt(np.abs(squares)), out=found, where=(lengths > 0) & (squares > smallest))
     return found
-
-
-def cosine(one: Vector, other: Vector) -> float:
-    """0 where one of them is 0: training on nothing points nowhere."""
-    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return float(one @ other) / lengths if lengths else 0.0

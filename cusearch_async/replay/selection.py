@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cusearch_async.algorithm.methods import method_class
 from cusearch_async.config import Config, LearnerConfig, load_config, with_overrides
 from cusearch_async.errors import ConfigError, CorruptPayload, InvalidTrajectory
 from cusearch_async.run.folder import STARTS, refuse_no_run
@@ -90,10 +91,10 @@ class RecordedStep:
 
 
 def with_method(config: Config, method: str | None, overrides: list[str]) -> Config:
-    """Another method has its settings from `overrides` and its defaults: the config's are no keys of it."""
+    """Another method has its settings from `overrides`, those that the config's has too, and its defaults."""
     values = config.model_dump(mode="json", exclude_none=True)
     if method and method != config.method.name:
-        own = config.method.own_kind.model_fields
+        own = config.method.own_kind.model_fields.keys() - method_class(method).Settings.model_fields.keys()
         values["method"] = {name: value for name, value in values["method"].items() if name not in own}
         values["method"]["name"] = method
     return with_overrides(values, overrides)

@@ -10,8 +10,9 @@ import pytest
 
 from cusearch_async.cli import align
 from cusearch_async.config import load_config
-from cusearch_async.replay.alignment import MeasuredPool, chosen_by, cosine, figures_of
+from cusearch_async.replay.alignment import Chosen, Cosines, MeasuredPool, _at_equal, chosen_by, cosines_of, figures_of
 from cusearch_async.replay.selection import with_method
+from cusearch_async.study.statistics import Spread
 from tests.strategies import make_pool
 
 DIMENSIONS = 400
@@ -49,7 +50,8 @@ def test_the_cosine_is_that_of_the_sums_written_out():
             rewards = other.candidates.rewards.reshape(-1, GROUP)
             centred = (rewards - rewards.mean(axis=1, keepdims=True)).ravel()
             rest += centred @ other.gradients["all"]
-        assert figures.by_singleton["raw"][number] == pytest.approx(cosine(update, rest), abs=1e-9)
+        expected = update @ rest / np.linalg.norm(update) / np.linalg.norm(rest)
+        assert figures.by_singleton["raw"].values[number] == pytest.approx(expected, abs=1e-9)
 
 
 def test_what_teaches_points_along_the_gradient_and_what_does_not_points_nowhere():
@@ -58,16 +60,58 @@ def test_what_teaches_points_along_the_gradient_and_what_does_not_points_nowhere
         operator.add(*(figures_of(method(name, 12), pools, seed=0, equal=6) for pools in policies))
         for name in ("grpo_full", "random_siblings")
     )
-    assert len(whole.by_singleton["raw"]) == len(some.on_search) == 16
-    assert np.mean(whole.by_singleton["raw"]) > np.mean(some.by_singleton["raw"]) > 0.2
-    assert abs(np.mean(whole.on_search)) < 0.1, "nothing of the reward is in these tokens"
+    assert len(whole.by_singleton["raw"].values) == len(some.on_search.values) == 16
+    assert np.mean(whole.by_singleton["raw"].values) > np.mean(some.by_singleton["raw"].values) > 0.2
+    assert abs(np.mean(whole.on_search.values)) < 0.1, "nothing of the reward is in these tokens"
     assert whole.selected == [6 * GROUP] * 16
     gradients = {part: np.ones((8, 5), np.float32) for part in ("all", "search")}
     flat = [MeasuredPool(make_pool([0] * 8, [1.0] * 8, rollouts=GROUP), gradients)] * 2
     nothing = figures_of(method("grpo_full", 8), flat, seed=0, equal=2)
-    assert nothing.by_singleton["raw"] == [0.0, 0.0]
+    assert nothing.by_singleton["raw"] == Cosines([0.0, 0.0], [0.0])
     assert nothing.usable == [0, 0]
-    assert nothing.at_equal == []
+    assert nothing.at_equal == Cosines([], [])
+
+
+def test_the_interval_of_cosines_that_share_pools_holds_their_mean():
+    """Twelve updates of noise, each with the sum of the other eleven: taken as independent, 0 was in 84 %."""
+    rng = np.random.default_rng(0)
+    own, held = np.eye(12, dtype=bool), 0
+    for _ in range(300):
+        noise = rng.normal(size=(12, DIMENSIONS))
+        found = cosines_of(noise, noise, own, ~own)
+        held += abs(np.mean(found.values)) <= Spread(found.error, 11).half
+    assert held >= 0.92 * 300
+
+
+def test_the_error_is_that_of_leaving_out_one_pool_after_the_other():
+    pools = [measured(seed) for seed in range(5)]
+    settings = method("grpo_full", 12)
+    found = figures_of(settings, pools, seed=0, equal=6)
+    rest = [pools[:place] + pools[place + 1 :] for place in range(5)]
+    for part in ("by_singleton", "on_search"):
+        whole, without = (
+            [figures.by_singleton["zero"] if part == "by_singleton" else figures.on_search for figures in several]
+            for several in ([found], [figures_of(settings, some, seed=0, equal=6) for some in rest])
+        )
+        means = [np.mean(one.values) for one in without]
+        assert whole[0].errors == [pytest.approx(np.sqrt(4 * np.var(means)))]
+    twice = found + found
+    assert twice.on_search.error == pytest.approx(found.on_search.error / np.sqrt(2))
+
+
+def test_updates_at_equal_size_are_compared_with_equally_many_pools():
+    """Six usable trajectories are of one pool or of three: with all pools that are left, the latter had the noisier
+    reward gradient, and 0.78 of the cosine."""
+    few, many = [], []
+    for draw in range(100):
+        pools = [measured(1000 * draw + seed) for seed in range(6)]
+        for found, count in ((few, 2), (many, 24)):
+            usable = np.arange(24) < count
+            taken = [Chosen(np.arange(24), {"raw": 2 * pool.candidates.rewards - 1}, 0, usable) for pool in pools]
+            found.append(np.mean(_at_equal(pools, taken, 6).values))
+    error = np.hypot(np.std(few), np.std(many)) / np.sqrt(100)
+    assert abs(np.mean(few) - np.mean(many)) < 3 * error
+    assert 0.22 * np.mean(many) > 10 * error, "that would be seen"
 
 
 def test_the_rule_for_singletons_changes_what_they_add():
@@ -90,9 +134,9 @@ def test_updates_at_equal_size_leave_out_the_pools_they_are_of():
         pool.gradients["all"][:] = 0
         pool.gradients["all"][:, place] = pool.candidates.rewards
     figures = figures_of(method("grpo_full", 4), pools, seed=0, equal=GROUP)
-    assert figures.at_equal == [0.0, 0.0]
+    assert figures.at_equal.values == [0.0, 0.0]
     both = figures_of(method("grpo_full", 4), pools, seed=0, equal=2 * GROUP)
-    assert both.at_equal == [], "an update of all pools has none to be compared with; it gave rounding errors"
+    assert both.at_equal.values == [], "an update of all pools has none to be compared with; it gave rounding errors"
 
 
 def test_the_memory_of_a_method_is_carried_from_pool_to_pool():
@@ -114,3 +158,10 @@ def test_only_a_method_that_is_named_so_leaves_equal_groups_out(of_the_run):
     for name, is_mixed in (("sdga_phase", False), ("sdga_phase/mixed", True), ("sdga_auto", False)):
         assert align._method(config, name, 12).mixed_groups_only is is_mixed
     assert align._method(config, "grpo_full", 12).name == "grpo_full"
+
+
+def test_the_controls_take_as_many_as_the_runs_own_sdga_would():
+    """With the default phase_reserve in place of the config's they followed another phase than sdga_phase."""
+    config = load_config(Path("atlas"))
+    reserves = {align._method(config, name, 12).own.phase_reserve for name in ("sdga_phase", "random_siblings")}
+    assert reserves == {0.5}

@@ -309,6 +309,7 @@ def test_what_methods_would_train_on_is_compared_with_the_reward_gradient(run: R
     whole, some = (found["methods"][name] for name in ("grpo_full", "random"))
     assert (whole["selected"], some["selected"]) == (16, 8)
     for rule in ("raw", "zero", "pool"):
-        assert len(some["by_singleton"][rule]) == 2 * 3
-        assert all(-1 <= value <= 1 for value in some["by_singleton"][rule])
-    assert any(whole["by_singleton"]["raw"])
+        assert len(some["by_singleton"][rule]["values"]) == 2 * 3
+        assert all(-1 <= value <= 1 for value in some["by_singleton"][rule]["values"])
+        assert len(some["by_singleton"][rule]["errors"]) == 2
+    assert any(whole["by_singleton"]["raw"]["values"])

@@ -149,12 +149,13 @@ def sample_buckets(depths: NDArray[np.int64], allocation: Sequence[int], rng: np
 class BucketSettings(MethodSettings):
     mixed_groups_only: bool = False
     """sdga_phase, sdga_auto, sdga_anti: buckets, capacities and the phase count only trajectories of groups whose
-    rewards differ, as dapo's selection does; false is the paper's rule. random_siblings follows."""
+    rewards differ, as dapo's selection does; false is the paper's rule. random_siblings and random_tokens follow."""
 
 
 class SdgaSettings(BucketSettings):
     phase_reserve: float = Field(0.0, ge=0, lt=1)
-    """Share of the budget that sdga_phase keeps for depths beyond its target; 0 is the paper's rule."""
+    """Share of the budget that sdga_phase keeps for depths beyond its target; 0 is the paper's rule. random_siblings
+    and random_tokens follow."""
 
 
 class SdgaMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
