@@ -308,9 +308,7 @@ class DeepSpeedLearner:
         if faults:
             raise NonFiniteUpdate(
                 f"step {update.plan.step} is refused, not finite: {', '.join(faults)}; no update was made with its "
-                f"{update.made_of}, and their pool stays claimed. A restarted learner gets the same pool: change a "
-                "setting, or inspect the trajectory (`cusearch buffer peek CONFIG ID`) and take it out of the pool "
-                "(`cusearch buffer quarantine CONFIG ID`)"
+                f"{update.made_of}"
             )
 
     def _published(self) -> dict[str, torch.Tensor]:

@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
-from cusearch_async.errors import NothingLearned, StoppedByAlarm
+from cusearch_async.errors import NonFiniteUpdate, NothingLearned, StoppedByAlarm
+from cusearch_async.metrics.table import Metrics
 from cusearch_async.training.background import Background, InThread
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.heartbeat import Heartbeat
 from cusearch_async.training.publisher import Publisher, Saver
 from cusearch_async.training.recorder import Recorder
 from cusearch_async.training.report import StepReport
-from cusearch_async.training.selector import Selector
+from cusearch_async.training.selector import Chosen, Selector
 from cusearch_async.training.watchdog import Watchdog
 from cusearch_async.transport.interface import LearnerBuffer
 from cusearch_async.types import Pool
@@ -70,7 +71,7 @@ async def train(
                 chosen = selector.choose(pool)
                 has_learned |= bool(chosen.advantages.values.any())
                 recorder.write(chosen)
-                update = await learner.update(chosen.trajectories, chosen.advantages.values, step)
+                update = await _updated(learner, chosen, step)
                 remembered = chosen.remembered
                 await buffer.commit(pool, chosen.trajectories, remembered)
                 report.done("update")
@@ -99,6 +100,17 @@ async def train(
         )
     log.info("%s at step %d; checkpoint saved", "finished" if step == config.run.steps else "stopped", step)
     return step
+
+
+async def _updated(learner: InThread, chosen: Chosen, step: int) -> Metrics:
+    try:
+        return await learner.update(chosen.trajectories, chosen.advantages.values, step)
+    except NonFiniteUpdate as error:
+        raise NonFiniteUpdate(
+            f"{error}, and their pool stays claimed. A restarted learner gets the same pool: change a setting, or "
+            "inspect the trajectory (`cusearch buffer peek CONFIG ID`) and take it out of the pool (`cusearch buffer "
+            "quarantine CONFIG ID`)"
+        ) from error
 
 
 async def wait_for_pool(

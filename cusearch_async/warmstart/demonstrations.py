@@ -138,9 +138,9 @@ class _Rollout:
         needed = needs_answers(self._config, label)
         if is_exported:
             return self.of_exported(row, needed)
-        return self.of_written(row, replace(parse_row(row, origin, number, needed), environment=label))
+        return self.of_written(row, number, replace(parse_row(row, origin, number, needed), environment=label))
 
-    def of_written(self, row: Row, question: Question) -> Trajectory:
+    def of_written(self, row: Row, number: int, question: Question) -> Trajectory:
         turns = _texts(row, "turns")
         if question.environment not in self._here:
             raise ConfigError(
@@ -150,7 +150,7 @@ class _Rollout:
         self._policy.begin(turns)
         self._search.begin(_documents(row))
         try:
-            found = self._loop.run(self._runner.run(question, 0, 0, _WORKER, temperature=0.0))
+            found = self._loop.run(self._runner.run(question, number, 0, _WORKER, temperature=0.0))
         except EpisodeFailed as error:
             raise EpisodeFailed(f"{row.where}: {error}") from error
         problem = self._policy.problem() or self._search.problem()

@@ -18,6 +18,7 @@ import xxhash
 from msgspec.structs import replace
 
 from cusearch_async.config import Config, LossConfig
+from cusearch_async.errors import NonFiniteUpdate
 from cusearch_async.files import append_row
 from cusearch_async.learner.interface import Learner
 from cusearch_async.run.folder import METRICS
@@ -111,10 +112,12 @@ def tune(
     began = time.monotonic()
     while step < steps and not is_stopped():
         batch = course.batch_of(step, trained, seed)
-        metrics = learner.update(batch, np.ones(len(batch)), step)
+        try:
+            metrics = learner.update(batch, np.ones(len(batch)), step)
+        except NonFiniteUpdate as error:
+            raise NonFiniteUpdate(f"{error}; try an --lr below {course.lr:g}") from error
         # μ is recorded as 1, so |log π - log μ| is the cross-entropy
         loss = metrics["off_policy/logprob_difference_mean"]
-        step += 1
         row = {
             "step": step,
             "epoch": checkpoints.epoch,
@@ -123,6 +126,7 @@ def tune(
             "grad_norm": metrics.get("train/grad_norm"),
         }
         append_row(config.folder / METRICS, row)
+        step += 1
         left_s = (time.monotonic() - began) / (step - start) * (steps - step)
         log.info("step %d of %d: loss %.4f nats per token, %.0f s left", step, steps, loss, left_s)
         if step % config.learner.checkpoint_every == 0 or step == steps:

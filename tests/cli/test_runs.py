@@ -90,11 +90,12 @@ def test_a_warm_start_is_listed_as_one(tmp_path, capsys):
     for name, steps in (("warm", 3), ("fork", 0)):
         run_folder.mark(tmp_path / "runs" / name, name)
         for step in range(steps):
-            append_row(tmp_path / "runs" / name / "metrics.jsonl", {"step": step + 1, "epoch": 1, "loss": 0.5})
+            append_row(tmp_path / "runs" / name / "metrics.jsonl", {"step": step, "epoch": 1, "loss": 0.5})
     _, fork, warm = cusearch(capsys, "runs", "--folder", str(tmp_path / "runs")).splitlines()
     assert fork.startswith("fork ")
     assert fork.rstrip().endswith(" not started")
     assert warm.rstrip().endswith(" warm start")
+    assert " 3/" in warm
 
 
 def test_runs_are_found_by_their_tags(make_run, tmp_path, capsys):

@@ -310,11 +310,7 @@ def test_a_step_that_is_not_finite_never_reaches_the_optimizer(tmp_path, poison,
     report = json.loads((tmp_path / "report-poisoned.json").read_text())
     assert report["refused"].startswith("step 0 is refused, not finite: ")
     assert named in report["refused"]
-    assert (
-        "no update was made with its 10 trajectories of tickets 0 to 9, and their pool stays claimed"
-        in report["refused"]
-    )
-    assert "`cusearch buffer quarantine CONFIG ID`" in report["refused"]
+    assert report["refused"].endswith("no update was made with its 10 trajectories of tickets 0 to 9")
     assert not load_file(tmp_path / "gradient-poisoned.safetensors"), "the optimizer was not stepped"
     if ranks == 1 and poison == "gradient":
         weights, start = load_file(tmp_path / "weights-poisoned.safetensors"), load_file(STARTER / "model.safetensors")

@@ -271,7 +271,7 @@ async def test_an_update_that_is_refused_commits_nothing_and_its_pool_stays_clai
             raise NonFiniteUpdate("step 1 is refused")
 
     s.learner.at_update = refuse
-    with pytest.raises(NonFiniteUpdate):
+    with pytest.raises(NonFiniteUpdate, match=r"step 1 is refused, and their pool stays claimed.*buffer quarantine"):
         await start(s)
     assert s.events[-2:] == ["claim 1", "update 1"]
     assert rows(s) == [0]

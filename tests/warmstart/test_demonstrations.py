@@ -86,6 +86,12 @@ def test_a_demonstration_has_the_tokens_and_the_mask_of_the_same_rollout(tmp_pat
     assert not found.logprobs.any(), "nobody has sampled it"
 
 
+def test_what_is_told_of_a_demonstration_names_its_row(tmp_path, tokenizer, config):
+    """All were trajectory 0:0."""
+    read = read_demonstrations(written(tmp_path, GOOD, GOOD | {"question": "Pinsk?"}), tokenizer, config)
+    assert [one.id for one in read.trajectories] == ["0:0", "1:0"]
+
+
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setattr(agent_episode, "parser_of", lambda *_: hermes)

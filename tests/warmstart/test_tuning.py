@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cusearch_async.config import load_config
-from cusearch_async.warmstart.tuning import Course, terms, tuning_config
+from cusearch_async.errors import NonFiniteUpdate
+from cusearch_async.training.checkpoint import Checkpoints
+from cusearch_async.warmstart.tuning import Course, terms, tune, tuning_config
 from tests.strategies import make_trajectory
 
 COURSES = st.builds(
@@ -53,6 +55,20 @@ def test_the_loss_of_a_warm_start_has_none_of_the_runs_corrections(tmp_path):
     assert (config.loss.aggregation, config.loss.minibatch, config.loss.ratio) == ("token-mean", 8, "token")
     assert config.episode.temperature == 1
     assert (config.learner.lr, config.run.steps, config.folder) == (3e-4, 40, tmp_path)
+
+
+def test_a_step_that_is_not_finite_is_told_with_what_helps_a_warm_start(tmp_path):
+    """It spoke of a claimed pool and of the buffer, which a warm start has not."""
+    course = Course(8, 1, 3e-4, 0.1)
+    config = tuning_config(load_config(Path("atlas"), []), course, 40, tmp_path)
+
+    class Diverging:
+        def update(self, batch, advantages, step):
+            raise NonFiniteUpdate("step 0 is refused, not finite: the gradient")
+
+    trained = [make_trajectory(ticket) for ticket in range(8)]
+    with pytest.raises(NonFiniteUpdate, match=r"not finite: the gradient; try an --lr below 0\.0003$"):
+        tune(Diverging(), trained, [], course, config, Checkpoints(tmp_path, 3), 0, lambda: False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
