@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from cusearch_async.cli.parts.arguments import add_config, at_least, finite, parsed
-from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.launcher import load_launched
 from cusearch_async.processes.start import rank_of_learner
 from cusearch_async.run.folder import refuse_no_run
 from cusearch_async.warmstart.demonstrations import Sources
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         raise ConfigError("there is nothing to learn from; give --demonstrations FILE or --from RUN_FOLDER")
     for run in sources.runs:
         refuse_no_run(run)
-    config = load_config(arguments.config, overrides)
+    config = load_launched(arguments.config, overrides)
     folder = arguments.output or Path("runs") / f"{config.run.name}-warmstart"
     course = Course(arguments.batch, arguments.epochs, arguments.lr, arguments.held_out)
     with rank_of_learner(config):

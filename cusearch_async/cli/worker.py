@@ -9,7 +9,7 @@ from cusearch_async.cli.parts.arguments import add_accept_changes, add_config
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.entry import exit_with_one_line, log_to_stderr
-from cusearch_async.lifecycle.launcher import launched_ranks
+from cusearch_async.lifecycle.launcher import load_launched
 from cusearch_async.processes.start import PROCESSES
 
 
@@ -36,7 +36,5 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             raise ConfigError(f"the {name} takes no --gpu; learner, rollout workers and evaluator do")
         if arguments.accept_changes and name != "learner":
             raise ConfigError(f"only the learner takes --accept-changes; the {name} follows it")
-        config = load_config(arguments.config, overrides)
-        if name == "learner":
-            config = load_config(arguments.config, [*overrides, *launched_ranks(config.learner)])
-        process(config)
+        load = load_launched if name == "learner" else load_config
+        process(load(arguments.config, overrides))

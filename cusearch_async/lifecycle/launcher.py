@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from cusearch_async.config import LearnerConfig
+from cusearch_async.config import Config, LearnerConfig, load_config
 from cusearch_async.errors import ConfigError
 
 _PER_NODE = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 """The ranks of this node: torchrun's name, and the name that DeepSpeed's launcher has for it."""
+
+
+def load_launched(paths: Path | Sequence[Path], overrides: Sequence[str]) -> Config:
+    """As `load_config`, for a process that is a rank of the learner. Raises: ConfigError, also of `launched_ranks`."""
+    given = load_config(paths, overrides)
+    return load_config(paths, [*overrides, *launched_ranks(given.learner)])
 
 
 def launched_ranks(given: LearnerConfig, env: Mapping[str, str] = os.environ) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
+from cusearch_async.cli import main
 from cusearch_async.config import LearnerConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.launcher import launched_ranks
@@ -23,6 +26,32 @@ from cusearch_async.lifecycle.launcher import launched_ranks
 )
 def test_the_launcher_says_how_many_ranks_there_are(given, env, overrides):
     assert launched_ranks(LearnerConfig(**given), env) == overrides
+
+
+@pytest.mark.parametrize("command", ["warmstart", "worker"])
+def test_both_commands_that_train_take_the_launchers_ranks(command, monkeypatch, tmp_path):
+    """`warmstart` did not: under torchrun its 16 ranks all took the last GPU of their node."""
+    found = []
+
+    @contextmanager
+    def rank_of_learner(config, *_):
+        found.append(config.learner)
+        raise ConfigError("seen")
+        yield
+
+    words = {
+        "warmstart": ["warmstart", "atlas", "--demonstrations", str(tmp_path / "some.jsonl")],
+        "worker": ["worker", "learner", "atlas"],
+    }
+    monkeypatch.setattr("cusearch_async.cli.warmstart.rank_of_learner", rank_of_learner)
+    monkeypatch.setattr("cusearch_async.processes.start.rank_of_learner", rank_of_learner)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr("sys.argv", ["cusearch", *words[command]])
+    with pytest.raises(SystemExit):
+        main.main()
+    (learner,) = found
+    assert (learner.ranks, learner.nodes) == (4, 2)
 
 
 @pytest.mark.parametrize(
