@@ -235,7 +235,7 @@ def lag(run: KeptRun) -> Json | None:
     behind = steps_done(run.rows) - scored
     if behind <= 2 * every:
         return None
-    newest = f"the newest scored version is {scored}, {behind} steps ago" if run.scores else "no version is scored yet"
+    newest = f"the newest scored version is {scored}, {behind} steps ago" if run.scores else "no version is scored in this folder"
     text = f"{newest}, with eval.every = {every}"
     return {"name": "evaluator_lags", "text": text}
 

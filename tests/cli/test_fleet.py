@@ -26,6 +26,7 @@ from cusearch_async.cli.parts import fleet as fleets
 from cusearch_async.cli.parts import live
 from cusearch_async.cli.parts.fleet import Child, Fleet
 from cusearch_async.config import load_config
+from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.data.questions import refuse_another_world
 from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable, RunInUse
 from cusearch_async.lifecycle.children import start_child
@@ -147,6 +148,30 @@ def test_a_run_with_trackers_has_a_process_that_sends_to_them(config, monkeypatc
     assert commands["tracker"][2:] == [
         "cusearch_async.cli.main", "runs", "track", str(config.folder), "--follow", "--trust"
     ]  # fmt: skip
+
+
+def test_the_tracker_of_a_run_that_is_continued_reads_its_new_config(config, monkeypatch):
+    """Started at once it read the last start's: without its trackers, and with its last step."""
+    run_folder.mark(config.folder, config.run.name)
+    record_start(config, epoch=1, step=0)
+    continued = config.model_copy(update={"run": config.run.model_copy(update={"trackers": ("wandb",), "steps": 900})})
+    read = {}
+
+    def wait(fleet, is_done, poll_s=0.0):
+        assert {"learner", "rollout-0"} <= fleet.children.keys(), "workers do not wait"
+        record_start(continued, epoch=2, step=10)
+        assert is_done()
+
+    def start(fleet, name, command, env=None):
+        of_this_test = SimpleNamespace(pid=os.getpid(), poll=lambda: None)
+        fleet.children[name] = SimpleNamespace(process=of_this_test)
+        if name == "tracker":
+            read.update(KeptRun.read(Path(command[5])).settings["run"])
+
+    monkeypatch.setattr(Fleet, "_start", start)
+    monkeypatch.setattr(Fleet, "wait", wait)
+    Fleet(continued).start_run()
+    assert (read["trackers"], read["steps"]) == (["wandb"], 900)
 
 
 LAUNCH = """

@@ -139,7 +139,7 @@ def test_an_evaluator_that_lags_is_named(tmp_path, every, scored, behind):
             tmp_path, {"eval": {"every": every}}, [], MetricsFile(tmp_path), rows, ScoresFile(tmp_path), scores, None
         )
     )
-    said = f"{behind} steps ago" if scored else "no version is scored yet"
+    said = f"{behind} steps ago" if scored else "no version is scored in this folder"
     assert (found is None) if behind is None else said in found["text"]
 
 

@@ -190,16 +190,21 @@ class Fleet:
         options = [*_gpu_option(self._gpus.learner), *(["--accept-changes"] if accept_changes else [])]
         self.start_command("learner", "worker", "learner", options=options, env={COMMAND: shlex.join(sys.argv)})
         if accept_changes or (stop is not None and stop.outcome == "finished"):
-            with log_waiting(log, "waiting for the learner to take over the run"):
-                self.wait(lambda: self._has_taken_over(earlier) or self.has_ended("learner"))
+            self._wait_for_take_over(earlier)
         if self._config.eval.every:
             self.start_command("evaluator", "worker", "evaluator", options=_gpu_option(self._gpus.evaluator))
-        if self._config.run.trackers:
-            command = ["runs", "track", str(self._config.folder), "--follow", "--trust"]
-            self._start("tracker", [*CLI, *command])
         for index, gpus in enumerate(self._gpus.workers):
             own = {"CUSEARCH_WORKER_INDEX": str(index)}
             self.start_command(f"rollout-{index}", "worker", "rollout", options=_gpu_option(gpus), env=own)
+        if self._config.run.trackers:
+            if earlier:  # whose config is in the folder until then: its trackers, and its last step
+                self._wait_for_take_over(earlier)
+            command = ["runs", "track", str(self._config.folder), "--follow", "--trust"]
+            self._start("tracker", [*CLI, *command])
+
+    def _wait_for_take_over(self, earlier: Sequence[Start]) -> None:
+        with log_waiting(log, "waiting for the learner to take over the run"):
+            self.wait(lambda: self._has_taken_over(earlier) or self.has_ended("learner"))
 
     def _has_taken_over(self, earlier: Sequence[Start]) -> bool:
         """Whether there is a start of this learner, which may first fetch those of learners elsewhere."""
