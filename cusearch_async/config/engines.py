@@ -45,8 +45,11 @@ VLLM_REFUSED = {
         *("data_parallel_size", "pipeline_parallel_size", "distributed_executor_backend", "nnodes"),
     ),
     **_because("turns are used as a whole", "stream_interval"),
-    **_because("the run sets it", "worker_cls", "worker_extension_cls", "scheduler_cls", "enable_sleep_mode"),
-    **_because("the run sets it", "weight_transfer_config", "disable_log_stats"),
+    **_because(
+        "the run sets it",
+        *("tokenizer_mode", "worker_cls", "worker_extension_cls", "scheduler_cls", "enable_sleep_mode"),
+        *("weight_transfer_config", "disable_log_stats"),
+    ),
 }
 """vLLM's option -> why it cannot be set."""
 

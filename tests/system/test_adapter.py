@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cusearch_async.config import STARTER, LoraConfig, load_config
+from cusearch_async.config.engines import VLLM_REFUSED, VllmConfig
 from cusearch_async.errors import ConfigError, WeightsMismatch
 from cusearch_async.learner.adapter import Adapter
 from cusearch_async.lifecycle.placement import configure_process
@@ -138,6 +139,19 @@ def test_a_float32_adapter_on_a_gpu_is_refused(atlas_config):
 
     with pytest.raises(ConfigError, match=r"learner.lora needs model.dtype = 'bfloat16' on a GPU"):
         engine.engine_arguments("m", load_config(atlas_config, ["--learner.lora.rank", "8"]), is_cpu=False)
+
+
+def test_what_the_run_sets_for_vllm_cannot_be_set(atlas_config):
+    """`tokenizer_mode` was taken, and overwritten."""
+    configure_process([])
+    from cusearch_async.rollout import engine
+
+    set_here = {"model", "dtype"}
+    for rank, is_cpu in ((0, True), (8, True), (0, False)):
+        config = load_config(atlas_config, ["--learner.lora.rank", str(rank)])
+        set_here |= engine.engine_arguments("m", config, is_cpu).keys()
+    defaults = {"enable_prefix_caching", "use_tqdm_on_load"}
+    assert set_here - VllmConfig.model_fields.keys() - VLLM_REFUSED.keys() == defaults
 
 
 def test_a_target_that_the_model_does_not_have_is_named():
