@@ -133,6 +133,8 @@ class Server:
         """Clients that were given its name, and have not said that they have it -> when that was."""
         self._told = Counter[str]()
         """How often they were given it."""
+        self._sent_at = 0.0
+        """When an answer to a download ended: a lost connection is taken up again after it."""
 
     def application(self) -> web.Application:
         application = web.Application(middlewares=[self._authorized])
@@ -152,7 +154,8 @@ class Server:
 
     def _is_missed(self, now: float) -> bool:
         """Whether a client is expected back."""
-        return any(now - heard < SILENCE_S for heard in (*self._needing.values(), *self._put_off.values()))
+        expected = (*self._needing.values(), *self._put_off.values())
+        return any(now - max(heard, self._sent_at) < SILENCE_S for heard in expected)
 
     @web.middleware
     async def _authorized(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -210,8 +213,13 @@ class Server:
             self._put_off.pop(made, None)
             making.result()
         except (WeightsUnavailable, WriteFailed, OSError, ValueError) as error:
+            self.sent()  # the whole file is asked for next
             return web.json_response({"error": first_line(error)}, status=404)
         return _Counted(made, self)
+
+    def sent(self) -> None:
+        """An answer to a download has ended, whether or not all of it arrived."""
+        self._sent_at = time.monotonic()
 
     def _path(self, name: str, file: str) -> Path:
         """Raises: WeightsUnavailable."""
@@ -246,6 +254,7 @@ class _Counted(web.FileResponse):
             return await super().prepare(request)
         finally:
             self._server.sending -= 1
+            self._server.sent()
 
 
 async def _notice_silence(request: web.BaseRequest, _: web.StreamResponse) -> None:

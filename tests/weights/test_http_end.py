@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from cusearch_async.errors import WeightsUnavailable, WriteFailed
 from cusearch_async.weights import downloads as client
@@ -40,6 +42,56 @@ async def test_a_learner_at_its_end_waits_for_who_needs_the_last_version(site, s
         assert same(await downloads.open(last), tensors(2))
         with pytest.raises(WeightsUnavailable):
             await downloads.open(first)
+
+
+async def test_a_connection_that_is_lost_at_the_learners_end_is_taken_up_again(site, servers, monkeypatch):
+    """Longer after the client was told than it may be silent: the learner ended while it waited to ask again."""
+    monkeypatch.setattr(http, "SILENCE_S", 2)  # client.RETRY_S is 1.0
+    prepare, lost = web.FileResponse.prepare, []
+
+    async def lose_the_first(own, request):
+        if not lost and request.path.endswith(".safetensors"):
+            await asyncio.sleep(2.5)
+            lost.append(request.path)
+            request.transport.abort()
+            raise ConnectionResetError("lost")
+        return await prepare(own, request)
+
+    monkeypatch.setattr(web.FileResponse, "prepare", lose_the_first)
+    async with site.host(needs_last=True):
+        async with site.learner.serving():
+            await until(lambda: servers[0].asking == 1)
+            last = site.publish(2)
+        assert lost
+        assert site.downloaded() == {last}
+
+
+async def test_a_difference_that_is_refused_at_the_learners_end_gives_way_to_the_whole_file(site, servers, monkeypatch):
+    monkeypatch.setattr(http, "SILENCE_S", 2)
+    fetch, made = Downloads.fetch_difference, []
+
+    def differs_too_much(*_, **__):
+        time.sleep(2.5)
+        made.append(1)
+        raise ValueError("differs too much")
+
+    async def slowly(own, *given):
+        try:
+            return await fetch(own, *given)
+        finally:
+            if made:
+                await asyncio.sleep(0.5)
+
+    monkeypatch.setattr(http, "write_difference", differs_too_much)
+    monkeypatch.setattr(Downloads, "fetch_difference", slowly)
+    async with site.host(needs_last=True) as downloads:
+        async with site.learner.serving():
+            first = site.publish(1)
+            await downloads.open(first)
+            await until(lambda: servers[0].asking == 1)
+            last = site.publish(2)
+        assert made
+        assert last in site.downloaded()
 
 
 async def test_an_evaluator_that_loads_its_engine_at_the_learners_end_gets_the_last_version(site, servers, monkeypatch):
