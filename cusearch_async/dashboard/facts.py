@@ -235,8 +235,8 @@ def lag(run: KeptRun) -> Json | None:
     behind = steps_done(run.rows) - scored
     if behind <= 2 * every:
         return None
-    newest = f"the newest scored version is {scored}, {behind} steps ago" if run.scores else "no version is scored in this folder"
-    text = f"{newest}, with eval.every = {every}"
+    newest = f"the newest scored version is {scored}, {behind} steps ago"
+    text = f"{newest if run.scores else 'no version is scored in this folder'}, with eval.every = {every}"
     return {"name": "evaluator_lags", "text": text}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -25,6 +26,9 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 
 LOADER = ThreadPoolExecutor(1, "staging", initializer=set_num_threads, initargs=(1,))  # the other cores decode
+
+ALIGNED = 64
+"""Bytes: where tensors of any dtype may begin."""
 
 HostTensors = dict[str, torch.Tensor]
 """A file's tensors by name, in the host's memory."""
@@ -71,16 +75,29 @@ def can_have_shadow(model: torch.nn.Module) -> bool:
 
 
 def read_tensors(file: str, device: torch.device) -> HostTensors:
-    """Raises: OSError; torch.AcceleratorError when the host cannot lock so much memory."""
+    """In one block, which torch keeps for the next file: it rounds each page-locked one up to a power of two, which
+    takes up to twice the file where every tensor has its own.
+
+    Raises: OSError; MemoryError when the host cannot lock so much memory."""
     read: HostTensors = {}
     with safe_open(file, framework="pt") as tensors:
-        for name in tensors.keys():  # noqa: SIM118
+        names, place = list(tensors.keys()), 0
+        block = _block(Path(file).stat().st_size + ALIGNED * len(names), device)
+        for name in names:
             tensor = tensors.get_tensor(name)
-            if device.type == "cuda":
-                with torch.cuda.device(device):  # of this thread: else the first GPU gets a context of this process
-                    tensor = tensor.pin_memory()
-            read[name] = tensor
+            read[name] = block[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            place += -(-tensor.nbytes // ALIGNED) * ALIGNED
     return read
+
+
+def _block(size: int, device: torch.device) -> torch.Tensor:
+    if device.type != "cuda":
+        return torch.empty(size, dtype=torch.uint8)
+    try:
+        with torch.cuda.device(device):  # of this thread: else the first GPU gets a context of this process
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:  # torch.AcceleratorError is one
+        raise MemoryError(f"the host cannot lock {size / 2**30:.1f} GiB of its memory: {error}") from error
 
 
 def forget_kernels(model: torch.nn.Module) -> None:

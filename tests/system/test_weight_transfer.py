@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from cusearch_async.config import load_config, shipped_configs
 from cusearch_async.errors import WeightsMismatch, WeightsUnavailable
@@ -151,6 +153,22 @@ def test_weights_of_another_model_end_the_worker(in_the_hosts_memory, atlas_conf
 
 
 @pytest.mark.slow
+def test_a_file_is_read_into_one_block_of_the_hosts_memory(tmp_path):
+    """Page-locked, a block for each tensor took up to twice the file: each is rounded up to a power of two."""
+    from cusearch_async.rollout.staging import read_tensors
+
+    kinds = {"bf16": torch.bfloat16, "f32": torch.float32, "bool": torch.bool, "u8": torch.uint8}
+    written = {
+        f"{name}{size}": torch.randn(size, 3).to(kind) for name, kind in kinds.items() for size in (0, 1, 7, 999)
+    }
+    written["scalar"] = torch.tensor(2.5)
+    save_file(written, tmp_path / "model.safetensors")
+    read = read_tensors(str(tmp_path / "model.safetensors"), torch.device("cpu"))
+    assert read.keys() == written.keys()
+    assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in written.items())
+    assert len({tensor.untyped_storage().data_ptr() for tensor in read.values()}) == 1
+
+
 @pytest.mark.parametrize("rank", [0, 8])
 def test_a_run_whose_processes_share_no_folder(rank, run: Run, tmp_path: Path, monkeypatch):
     """The learner is killed in the middle, and started again; worker, relay and evaluator stay, each with a run folder

@@ -142,13 +142,14 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
 
 
 def host_memory(config: Config, shape: ModelShape) -> Finding:
-    """Whether this machine has the memory that a node's ranks of the learner take."""
-    loading, held, writing = sizing.host_bytes(shape, config)
+    """Whether this machine has the memory that a node's ranks of the learner take, and the engines."""
+    (loading, held, writing), staged = sizing.host_bytes(shape, config), sizing.staged_bytes(shape, config)
     text = (
         f"{_ranks(config.learner.ranks_per_node)} on one machine: {loading / GIB:.1f} GiB while loading, "
-        f"{held / GIB:.1f} GiB permanently, {writing / GIB:.1f} GiB while a checkpoint is written"
+        f"{held / GIB:.1f} GiB permanently, {writing / GIB:.1f} GiB while a checkpoint is written; engines "
+        f"{staged / GIB:.1f} GiB for new weights"
     )
-    return _in_memory("host memory", text, max(loading, writing))
+    return _in_memory("host memory", text, max(loading, writing) + staged)
 
 
 def memory_on_cpu(config: Config, shape: ModelShape) -> Finding:
