@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config, as_toml
 from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed, first_line
-from cusearch_async.learner.interface import Learner, is_sealed
+from cusearch_async.learner.interface import Learner
 from cusearch_async.lifecycle.gpu_share import GpuLock
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
@@ -76,7 +76,8 @@ class Leader:
         self._ranks.tell(as_toml(config).encode())
         with log_waiting(log, f"waiting for {config.model.location} to be loaded"):
             learner = make_learner(config, self._ranks)
-        if newest is not None and not is_sealed(newest.path):  # another learner is alive and has deleted it
+        latest = self._checkpoints.latest()
+        if (latest and latest.path) != (newest and newest.path):  # another learner has saved or deleted one meanwhile
             newest = asyncio.run(self._newest_checkpoint())
         self._ranks.tell(str(newest.path if newest else "").encode())
         start = state_at(0, initial_method_state(config.method, config.episode.s_max), config)

@@ -201,6 +201,28 @@ def test_a_checkpoint_that_is_deleted_while_the_learner_is_made_is_looked_up_aga
     assert s.events[:5] == ["tell settings", "make", "tell step000001-e1", "load step000001-e1", "recover 1"]
 
 
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_checkpoint_that_another_learner_saves_while_this_one_is_made_is_continued(scene, atlas_config, before):
+    """Its steps were trained again, and it was deleted: the one that was found first was there still, or was none."""
+    s = scene()
+    if before:
+        s.lead()
+        go_on(s, "--run.steps", "9", atlas_config=atlas_config)
+    other, step = checkpoints_of(s.config), before + 1
+
+    def saves():
+        other.begin(1, before)
+        state = state_at(step, initial_method_state(s.config.method, s.config.episode.s_max), s.config)
+        other.begin_write(step)
+        with other.write(state):
+            pass
+        other.finish(step)
+
+    s.at_make = saves
+    s.lead()
+    assert s.events[2:5] == [f"tell step00000{step}-e1", f"load step00000{step}-e1", f"recover {step}"]
+
+
 def test_changed_settings_are_refused_before_the_learner_is_made(scene, atlas_config):
     s = scene()
     s.lead()
