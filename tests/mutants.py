@@ -239,7 +239,7 @@ MUTANTS = {
     "a reward of one's own is ignored": (OWN, "if reward is None:", "if True:"),
     "an environment gets the tickets of another": (TICKETS, "self._shares[part] + earlier", "self._shares[part]"),
     "environments come in blocks": (TICKETS, "(2 * n + 1) / (2 * share), part, n", "part, part, n"),
-    "a checkpoint that is deleted meanwhile is loaded": (LEADING, "(latest and latest.path) != (newest and newest.path)", "False"),
+    "a checkpoint that is deleted meanwhile is loaded": (LEADING, "(latest and latest.path) !=", "None and"),
     "another run is taken over": (LEADING, "await buffer.check_identity(self._accepts_changes)", "pass"),
     "the folder's epochs are not asked for": (LEADING, "start.method, least_epoch,", "start.method, 0,"),
     "the run is nobody's": (LEADING, "= identity.in_folder(config.folder)", "= identity"),

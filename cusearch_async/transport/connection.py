@@ -40,6 +40,8 @@ _OUTAGE = (
 _OUTAGE_WORDS = ("READONLY", "OOM command", "MASTERDOWN", "LOADING", "MISCONF", "BUSY", "NOREPLICAS", "UNBLOCKED")
 """Errors that may pass: no answer, not the master (any more), out of memory, disk full, another script running. Redis 6
 wraps them in the error of a script, so the text is checked too."""
+_DEMOTED = ("READONLY", "read only replica", "MASTERDOWN", "master is down")
+"""In the errors of a server that is not the master any more."""
 _CLOSED = "the handler is closed"
 """In uvloop's RuntimeError for a connection that was lost between two steps of the client; redis-py lets it through."""
 _REFUSALS = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
@@ -133,11 +135,18 @@ class Connection:
                 if (is_stopping and failed >= _TRIES) or time.monotonic() - began + wait_s > self._patience_s:
                     raise self._unavailable(error) from error
                 self._log_outage(error, began)
+                if any(word in str(error) for word in _DEMOTED):
+                    await self._reconnect()
             if is_stopping:
                 await asyncio.sleep(wait_s)
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), wait_s)
+
+    async def _reconnect(self) -> None:
+        """The address may lead to another server now, as after a failover, and an error leaves connections open."""
+        with contextlib.suppress(*_OUTAGE):
+            await self.client.connection_pool.disconnect(inuse_connections=False)
 
     def _log_outage(self, error: Exception, began: float) -> None:
         """Every few seconds, once for all waiting commands."""
