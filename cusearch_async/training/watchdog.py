@@ -23,7 +23,7 @@ REPUBLISH_S = 10.0
 
 class Watchdog:
     """Logs why the learner waits, and raises Stalled when no trajectory is finished for run.stall_s, unless the run is
-    paused."""
+    paused. Outages of Redis do not count."""
 
     def __init__(self, buffer: LearnerBuffer, config: Config, republish: Callable[[int], Awaitable[None]]) -> None:
         """`republish(step)` is called to check the announced weights when the run makes no progress."""
@@ -32,7 +32,7 @@ class Watchdog:
         self._republish_at = REPUBLISH_S
         self._config = config
         self._finished = -1
-        self._moved_at = time.monotonic()
+        self._moved_at = self._answered_at = time.monotonic()
         self._step = -1
         self._waits_since = time.monotonic()
         self._next_line_s = 0.0
@@ -41,7 +41,7 @@ class Watchdog:
         """Called while the learner waits for the pool of `step`. Raises: Stalled, with the report."""
         now = time.monotonic()
         if self._step not in (step, -1):  # a step was made: the run moves
-            self._waits_since = self._moved_at = now
+            self._waits_since = self._moved_at = self._answered_at = now
             self._next_line_s, self._republish_at = next_line_s(0.0), REPUBLISH_S
         self._step = step
         waited_s = now - self._waits_since
@@ -49,6 +49,10 @@ class Watchdog:
             self._next_line_s = next_line_s(waited_s)
             log.info("waiting for the pool of step %d: %s", step, await self.explain(step))
         finished, state = (await self._buffer.ledger()).finished, await self._buffer.state()
+        now = time.monotonic()
+        unanswered_s, self._answered_at = now - self._answered_at, now
+        if unanswered_s > self._config.redis.timeout_s:  # Redis was away: no worker could put anything
+            self._moved_at += unanswered_s
         if finished != self._finished or state.paused:
             self._finished, self._moved_at, self._republish_at = finished, now, REPUBLISH_S
             return

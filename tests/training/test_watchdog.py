@@ -118,6 +118,33 @@ async def test_a_step_that_took_longer_than_a_stall_is_movement(config, monkeypa
             await watchdog.look(1)
 
 
+async def test_an_outage_of_redis_that_was_waited_out_is_no_stall(config, monkeypatch):
+    """The first look after it, before any worker was back, ended the run: a claim had waited, or the look itself."""
+    async with open_buffer(config) as buffer:
+        await started(buffer)
+        watchdog, clock, ledger = Watchdog(buffer, config, no_republish), time.monotonic(), buffer.ledger
+        monkeypatch.setattr(watchdog_module.time, "monotonic", lambda: clock)
+        await watchdog.look(0)
+        away_s = config.redis.timeout_s + 2 * config.run.stall_s
+        clock += away_s
+        await watchdog.look(0)
+
+        async def late():
+            nonlocal clock
+            clock += away_s
+            return await ledger()
+
+        monkeypatch.setattr(buffer, "ledger", late)
+        await watchdog.look(0)
+        monkeypatch.setattr(buffer, "ledger", ledger)
+        await watchdog.look(0)
+        clock += 0.6 * config.run.stall_s
+        await watchdog.look(0)
+        clock += 0.6 * config.run.stall_s
+        with pytest.raises(Stalled):
+            await watchdog.look(0)
+
+
 async def test_a_pause_is_no_stall_however_long_it_lasts(config):
     async with open_buffer(config) as buffer:
         await started(buffer)
