@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 WORKERS_TELL_S = 5.0
+AWAY_S = 5.0
+"""Looks are half a second apart where Redis answers."""
 REPUBLISH_S = 10.0
 """After this time without progress the learner checks the announced weights; again after twice the time."""
 
@@ -51,7 +53,7 @@ class Watchdog:
         finished, state = (await self._buffer.ledger()).finished, await self._buffer.state()
         now = time.monotonic()
         unanswered_s, self._answered_at = now - self._answered_at, now
-        if unanswered_s > self._config.redis.timeout_s:  # Redis was away: no worker could put anything
+        if unanswered_s > max(self._config.redis.timeout_s, AWAY_S):  # Redis was: no worker could put anything
             self._moved_at += unanswered_s
         if finished != self._finished or state.paused:
             self._finished, self._moved_at, self._republish_at = finished, now, REPUBLISH_S
@@ -60,6 +62,7 @@ class Watchdog:
         if idle_s > self._republish_at:
             self._republish_at = 2 * idle_s
             await self._republish(step)
+            self._answered_at = time.monotonic()
         if idle_s > self._config.run.stall_s:
             raise Stalled(
                 f"no trajectory was finished for {idle_s:.0f} s (run.stall_s) while step {step} waits for its pool: "

@@ -152,7 +152,6 @@ def test_weights_of_another_model_end_the_worker(in_the_hosts_memory, atlas_conf
     with_engine(atlas_config, tmp_path, model, body)
 
 
-@pytest.mark.slow
 def test_a_file_is_read_into_one_block_of_the_hosts_memory(tmp_path):
     """Page-locked, a block for each tensor took up to twice the file: each is rounded up to a power of two."""
     from cusearch_async.rollout.staging import read_tensors
@@ -169,6 +168,7 @@ def test_a_file_is_read_into_one_block_of_the_hosts_memory(tmp_path):
     assert len({tensor.untyped_storage().data_ptr() for tensor in read.values()}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 8])
 def test_a_run_whose_processes_share_no_folder(rank, run: Run, tmp_path: Path, monkeypatch):
     """The learner is killed in the middle, and started again; worker, relay and evaluator stay, each with a run folder

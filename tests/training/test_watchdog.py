@@ -145,6 +145,25 @@ async def test_an_outage_of_redis_that_was_waited_out_is_no_stall(config, monkey
             await watchdog.look(0)
 
 
+async def test_looks_that_are_further_apart_than_an_answer_may_take_are_no_outage(config, monkeypatch):
+    redis = config.redis.model_copy(update={"timeout_s": 0.1})
+    async with open_buffer(config) as buffer:
+        await started(buffer)
+        watchdog = Watchdog(buffer, config.model_copy(update={"redis": redis}), no_republish)
+        clock = time.monotonic()
+        monkeypatch.setattr(watchdog_module.time, "monotonic", lambda: clock)
+
+        async def looks():
+            nonlocal clock
+            end = clock + 2 * config.run.stall_s + 1
+            while clock < end:
+                clock += 0.2
+                await watchdog.look(0)
+
+        with pytest.raises(Stalled):
+            await looks()
+
+
 async def test_a_pause_is_no_stall_however_long_it_lasts(config):
     async with open_buffer(config) as buffer:
         await started(buffer)
