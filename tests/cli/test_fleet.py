@@ -26,7 +26,6 @@ from cusearch_async.cli.parts import fleet as fleets
 from cusearch_async.cli.parts import live
 from cusearch_async.cli.parts.fleet import Child, Fleet
 from cusearch_async.config import load_config
-from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.data.questions import refuse_another_world
 from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable, RunInUse
 from cusearch_async.lifecycle.children import start_child
@@ -137,41 +136,6 @@ def test_each_process_is_told_its_gpus(config, monkeypatch):
     monkeypatch.setattr("cusearch_async.lifecycle.gpus.list_gpus", lambda: ())
     Fleet(config).start_run()
     assert not any("--gpu" in commands[name] for name in ("learner", "rollout-0"))
-
-
-def test_a_run_with_trackers_has_a_process_that_sends_to_them(config, monkeypatch):
-    commands = {}
-    monkeypatch.setattr(Fleet, "_start", lambda self, name, command, env=None: commands.update({name: command}))
-    Fleet(config).start_run()
-    assert "tracker" not in commands
-    Fleet(config.model_copy(update={"run": config.run.model_copy(update={"trackers": ("wandb",)})})).start_run()
-    assert commands["tracker"][2:] == [
-        "cusearch_async.cli.main", "runs", "track", str(config.folder), "--follow", "--trust"
-    ]  # fmt: skip
-
-
-def test_the_tracker_of_a_run_that_is_continued_reads_its_new_config(config, monkeypatch):
-    """Started at once it read the last start's: without its trackers, and with its last step."""
-    run_folder.mark(config.folder, config.run.name)
-    record_start(config, epoch=1, step=0)
-    continued = config.model_copy(update={"run": config.run.model_copy(update={"trackers": ("wandb",), "steps": 900})})
-    read = {}
-
-    def wait(fleet, is_done, poll_s=0.0):
-        assert {"learner", "rollout-0"} <= fleet.children.keys(), "workers do not wait"
-        record_start(continued, epoch=2, step=10)
-        assert is_done()
-
-    def start(fleet, name, command, env=None):
-        of_this_test = SimpleNamespace(pid=os.getpid(), poll=lambda: None)
-        fleet.children[name] = SimpleNamespace(process=of_this_test)
-        if name == "tracker":
-            read.update(KeptRun.read(Path(command[5])).settings["run"])
-
-    monkeypatch.setattr(Fleet, "_start", start)
-    monkeypatch.setattr(Fleet, "wait", wait)
-    Fleet(continued).start_run()
-    assert (read["trackers"], read["steps"]) == (["wandb"], 900)
 
 
 LAUNCH = """

@@ -13,8 +13,11 @@ from cusearch_async.config import STARTER, load_config
 from cusearch_async.learner import projection
 from cusearch_async.learner.model import SampledLogprobs, load_causal_lm
 from cusearch_async.learner.projection import DIMENSIONS, ProjectedGradients
-from cusearch_async.replay.alignment import cosine
 from tests.strategies import make_trajectory
+
+
+def cosine(one: np.ndarray, other: np.ndarray) -> float:
+    return float(one @ other) / float(np.linalg.norm(one) * np.linalg.norm(other))
 
 
 def episode(seed: int, answer: int = 7):
