@@ -213,6 +213,30 @@ def test_what_the_page_says_of_alignment():
     assert said in " ".join(page.split())
 
 
+def test_what_the_page_says_of_alignment_after_training():
+    found = json.loads((FOLDER / "align-prose-50.json").read_text(encoding="utf-8"))
+    assert (found["pools"], found["budget"]) == (30, 24)
+
+    def less(name):
+        one, full = (found["methods"][each]["by_singleton"]["raw"] for each in (name, "grpo_full"))
+        if one is full:
+            return f"{np.mean(one['values']):.3f} ± {2 * one['errors'][0]:.3f}"
+        values = np.array(one["values"]) - np.array(full["values"])
+        return f"{values.mean():+.3f} ± {2 * values.std(ddof=1) / len(values) ** 0.5:.3f}"
+
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    for said, name in (
+        ("GRPO-Full's cosine is", "grpo_full"),
+        ("minus it SDGA-Phase", "sdga_phase"),
+        ("Auto", "sdga_auto"),
+        ("Anti", "sdga_anti"),
+        ("random siblings", "random_siblings"),
+        ("of mixed groups SDGA-Phase", "sdga_phase/mixed"),
+        ("random siblings", "random_siblings/mixed"),
+    ):
+        assert f"{said} {less(name)}" in page
+
+
 def test_what_the_pages_say_of_the_real_model():
     plan, tables = planned("depth-first-lm"), Tables.read(STUDIES["depth-first-lm"])
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
