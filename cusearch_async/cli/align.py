@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -142,8 +143,9 @@ def _pool(number: int, groups: Sequence[Sequence[Trajectory]]) -> Pool:
 
 
 def table(found: Mapping[str, Figures], steps: Sequence[int], pools: int, equal: int) -> Table:
-    """Mean cosines with 95 % intervals."""
-    shown = Table(title=f"{pools} pools at each of the policies of steps {', '.join(map(str, steps))}")
+    """Mean cosines with 95 % intervals, in 80 columns."""
+    title = f"{pools} pools at each of the policies of steps {', '.join(map(str, steps))}"
+    shown = Table(title=title, box=box.SIMPLE, padding=0, show_edge=False)
     shown.add_column("method", no_wrap=True)
     for name in ("trained", "usable", "alone", *SINGLETONS, "search tokens", f"at {equal} usable"):
         shown.add_column(name, justify="right")
@@ -159,4 +161,4 @@ def _with_interval(cosines: Cosines, pools: int) -> str:
 
     if len(cosines.values) < 2:
         return "–"
-    return f"{np.mean(cosines.values):.3f} ±{Spread(cosines.error, (pools - 1) * len(cosines.errors)).half:.3f}"
+    return f"{np.mean(cosines.values):.3f}\n±{Spread(cosines.error, (pools - 1) * len(cosines.errors)).half:.3f}"

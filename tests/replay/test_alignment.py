@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import operator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from cusearch_async.cli import align
 from cusearch_async.config import load_config
@@ -158,6 +160,17 @@ def test_only_a_method_that_is_named_so_leaves_equal_groups_out(of_the_run):
     for name, is_mixed in (("sdga_phase", False), ("sdga_phase/mixed", True), ("sdga_auto", False)):
         assert align._method(config, name, 12).mixed_groups_only is is_mixed
     assert align._method(config, "grpo_full", 12).name == "grpo_full"
+
+
+def test_the_table_is_whole_in_80_columns():
+    """Where the output is no terminal every cosine was cut to `0.1…`."""
+    found = dict.fromkeys(align.METHODS, figures_of(method("grpo_full", 12), [measured(s) for s in range(3)], 0, 6))
+    console = Console(width=80, file=io.StringIO())
+    console.print(align.table(found, [0, 50], 3, 6))
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert all(name in shown for name in align.METHODS)
+    assert shown.count("±") == 5 * len(align.METHODS)
 
 
 def test_the_controls_take_as_many_as_the_runs_own_sdga_would():
