@@ -184,7 +184,8 @@ class Fleet:
         """Start the learner, the rollout workers and, with eval.every, the evaluator; with run.trackers, the tracker.
 
         With `accept_changes` the learner takes over first: until then Redis holds the old run contract, and the other
-        processes would be refused. So it does in a run that was finished, where they would end at once."""
+        processes would be refused. So it does in a run that was finished, where they would end at once. In a run that
+        is continued the tracker alone waits for that."""
         earlier = read_starts(self._config.folder)
         stop = read_stop(self._config.folder, earlier[-1].epoch) if earlier else None
         options = [*_gpu_option(self._gpus.learner), *(["--accept-changes"] if accept_changes else [])]

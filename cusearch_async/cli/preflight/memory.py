@@ -154,11 +154,10 @@ def host_memory(config: Config, shape: ModelShape) -> Finding:
 
 def memory_on_cpu(config: Config, shape: ModelShape) -> Finding:
     """Whether this machine has the memory that learner and engines take on its CPU."""
-    learner, rollout = config.learner, config.rollout
+    learner, rollout, engines = config.learner, config.rollout, sizing.engines(config)
     memory = _memory(config, shape)
     of_rank = memory.peak - sizing.DEVICE_ALLOWANCE + memory.host
     weights, cache = shape.parameters * sizing.DTYPE_BYTES[config.model.dtype], rollout.vllm.kv_cache_memory_bytes
-    engines = rollout.workers + bool(config.eval.every)
     text = (
         f"on the CPU: ZeRO-{learner.zero_stage} on {_ranks(learner.ranks_per_node)} needs {of_rank / GIB:.1f} GiB "
         f"each, an engine {(weights + (cache or 0)) / GIB:.1f} GiB"

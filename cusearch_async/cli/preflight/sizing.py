@@ -170,13 +170,18 @@ def host_bytes(shape: ModelShape, config: Config) -> tuple[int, int, int]:
     return copies * DTYPE_BYTES[dtype] * elements, held, held + checkpoint_bytes(shape, config) + collected
 
 
+def engines(config: Config) -> int:
+    """Of the workers, and of the evaluator."""
+    return config.rollout.workers + bool(config.eval.every)
+
+
 def staged_bytes(shape: ModelShape, config: Config) -> int:
     """Host memory that all engines on GPUs keep for new weights: each of their processes a page-locked block for the
     whole model, which torch rounds up to a power of two."""
     if config.learner.lora.rank:
         return 0
-    engines = config.rollout.workers + bool(config.eval.every)
-    return engines * config.rollout.vllm.tensor_parallel_size * (1 << (version_bytes(shape, config) - 1).bit_length())
+    processes = engines(config) * config.rollout.vllm.tensor_parallel_size
+    return processes * (1 << (version_bytes(shape, config) - 1).bit_length())
 
 
 def kv_bytes_per_token(shape: ModelShape, config: Config) -> int:
