@@ -177,8 +177,8 @@ def _figures(runs: Sequence[KeptRun]) -> Table:
     common = sorted(set.intersection(*({row["step"] for row in run.rows} for run in runs)))
     if not common:
         raise ConfigError("these runs have no step in common")
-    last = common[-max(1, len(common) // 5) :]
-    shown = Table(title=f"means of steps {last[0]} to {last[-1]}", title_justify="left")
+    last = set(common[-max(1, len(common) // 5) :])
+    shown = Table(title=f"means of steps {min(last)} to {max(last)}", title_justify="left")
     shown.add_column("")
     for name in names_of([run.folder for run in runs]):
         shown.add_column(plain(name), justify="right", overflow="fold")

@@ -91,7 +91,8 @@ def _of_latest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     kept: dict[int, dict[str, Any]] = {}
     for _, group in itertools.groupby(sorted(rows, key=_epoch), key=_epoch):
         of_epoch = {row["step"]: row for row in group}
-        kept = {step: row for step, row in kept.items() if step < min(of_epoch)} | of_epoch
+        first = min(of_epoch)
+        kept = {step: row for step, row in kept.items() if step < first} | of_epoch
     return [kept[step] for step in sorted(kept)]
 
 

@@ -109,16 +109,18 @@ class MLflow(Tracker):
         experiment = client.get_experiment_by_name(name)
         place = client.create_experiment(name) if experiment is None else experiment.experiment_id
         found = client.search_runs([place], f"tags.`cusearch.run` = '{run.id}'")
+        known: Mapping[str, str] = {}
         if found:
-            self._id = found[0].info.run_id
+            self._id, known = found[0].info.run_id, found[0].data.params
             client.update_run(self._id, status="RUNNING")
         else:
             tags = {"cusearch.run": run.id, "mlflow.note.content": run.settings["run"].get("note", "")}
             tags |= {_REFUSED_BY_MLFLOW.sub("_", tag): "" for tag in run.settings["run"].get("tags", ())}
             self._id = client.create_run(place, run_name=run.name, tags=tags).info.run_id
-        if found and found[0].data.params:
-            return
-        settings = [entities.Param(key, str(value)[:_PARAMETER_LENGTH]) for key, value in flat(run.settings)]
+        missing = [
+            (key, value) for key, value in flat(run.settings) if key not in known
+        ]  # its values cannot be changed
+        settings = [entities.Param(key, str(value)[:_PARAMETER_LENGTH]) for key, value in missing]
         for start in range(0, len(settings), _PARAMETERS_AT_ONCE):
             client.log_batch(self._id, params=settings[start : start + _PARAMETERS_AT_ONCE])
 

@@ -31,7 +31,8 @@ Figures = Callable[[Mapping[str, Any]], dict[str, float]]
 POLL_S = 2.0
 RETRY_AT_LEAST_EVERY_S = 60.0
 TRIES = 3
-"""After so many failures of a row, the next one is tried: if that succeeds, the tracker refuses this row."""
+"""After so many failures of a row, the next one is tried. If that succeeds and this one fails again, the tracker
+refuses it; otherwise an outage has ended between the two."""
 KEPT_EVERY = 50
 """Rows that are sent twice at most, when this process is killed."""
 END_S = 50.0
@@ -122,8 +123,7 @@ class Sender(threading.Thread):
             count += self._send_new()
             is_over = is_asked or not self._follows or (self._saw_end and not self.lacks)
             if not is_over:
-                wait_s = min(POLL_S * 2**self._failures, RETRY_AT_LEAST_EVERY_S)
-                self._stop_asked.wait(wait_s)
+                self._stop_asked.wait(min(POLL_S * 2 ** min(self._failures, 10), RETRY_AT_LEAST_EVERY_S))
         log.info("%s: %d steps and scores sent; %s has what was sent before", self.name, count, self._kept)
         if self._tracker is not None:
             try:
@@ -163,30 +163,37 @@ class Sender(threading.Thread):
     ) -> tuple[int, Exception | None]:
         """In order, up to the first that fails; how many, and its error."""
         new = [row for row in sorted(rows, key=_place) if _place(row) > self._sent[file]]
-        refused: Exception | None = None
+        held: tuple[dict[str, Any], Exception] | None = None
         for count, row in enumerate(new):
-            try:
-                tracker.log(row["step"], figures({key: row[key] for key in row if key not in PLACE}))
-            except Exception as error:  # as in `run`
-                if refused is None and self._failures >= TRIES:
-                    refused = error
+            error = _error_of(tracker, row, figures)
+            if error is not None:
+                if held is None and self._failures >= TRIES:
+                    held = row, error
                     continue
                 self._keep()
-                return count, refused or error
-            if refused is not None:
-                log.warning(
-                    "%s refuses the step before %s of %s: %s", self.name, row["step"], file, first_line(refused)
-                )
-                refused = None
+                return count, error
+            if held is not None:
+                if refusal := _error_of(tracker, held[0], figures):
+                    log.warning("%s refuses step %s of %s: %s", self.name, held[0]["step"], file, first_line(refusal))
+                held = None
             self._sent[file] = _place(row)
             if count % KEPT_EVERY == KEPT_EVERY - 1:
                 self._keep()
         if new:
             self._keep()
-        return len(new), refused
+        return len(new), held[1] if held is not None else None
 
     def _keep(self) -> None:
         write_file(self._kept, json.dumps(self._sent).encode())
+
+
+def _error_of(tracker: Tracker, row: Mapping[str, Any], figures: Figures) -> Exception | None:
+    """None when the tracker has taken the row."""
+    try:
+        tracker.log(row["step"], figures({key: row[key] for key in row if key not in PLACE}))
+    except Exception as error:  # as in `Sender.run`
+        return error
+    return None
 
 
 def _place(row: Mapping[str, Any]) -> tuple[int, int]:

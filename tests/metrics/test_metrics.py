@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
 
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods.base import METRICS_OF_ALL
 from cusearch_async.errors import WriteFailed
+from cusearch_async.metrics import files
 from cusearch_async.metrics.files import MetricsFile, read_metrics
 from cusearch_async.metrics.log import MetricsLog
 from cusearch_async.metrics.step import WorkerRates, describe_environments, describe_step
@@ -244,6 +246,23 @@ def test_steps_that_are_run_again_replace_those_of_the_earlier_life(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == rows, "a late row of an older epoch counts for nothing"
     first.close()
     resumed.close()
+
+
+def test_a_long_run_that_was_continued_is_read_in_time_of_its_length(tmp_path):
+    compared = itertools.count()
+
+    class Step(int):
+        def __lt__(self, other):
+            next(compared)
+            return int(self) < int(other)
+
+        def __gt__(self, other):
+            next(compared)
+            return int(self) > int(other)
+
+    rows = [{"step": Step(step), "epoch": epoch} for epoch in (1, 2) for step in range(300 * (epoch - 1), 600)]
+    assert [row["epoch"] for row in files._of_latest(rows)] == [1] * 300 + [2] * 300
+    assert next(compared) < 20 * len(rows)
 
 
 def test_a_line_that_is_still_being_written_does_not_count(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import sqlite3
@@ -18,11 +19,12 @@ from cusearch_async.config import Config, load_config, save_config
 from cusearch_async.errors import ConfigError, RunInUse, TrackerFailed
 from cusearch_async.files import append_row
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.metrics import tracking
+from cusearch_async.metrics import trackers, tracking
 from cusearch_async.metrics.trackers import tracker_class
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import record_start, record_stop
 from tests.conftest import SLOW, wait_until
+from tests.metrics import own_trackers
 
 LINES = "tests.metrics.own_trackers:Lines"
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"}
@@ -170,7 +172,40 @@ def test_a_row_that_is_refused_holds_up_no_other(config, caplog):
         wait_until(lambda: steps(config) == [0, 2], 20)
         finish(config)
         sender.join(20 * SLOW)
-    assert f"{LINES} refuses the step before 2 of metrics.jsonl: step 1 is refused" in caplog.text
+    assert f"{LINES} refuses step 1 of metrics.jsonl: step 1 is refused" in caplog.text
+
+
+def test_an_outage_that_ends_before_the_next_row_refuses_none(config, monkeypatch):
+    log, calls = own_trackers.Lines.log, itertools.count()
+
+    def back_at_the_fifth_call(self, *given):
+        if next(calls) < tracking.TRIES + 1:
+            raise ConnectionError("down")
+        log(self, *given)
+
+    monkeypatch.setattr(own_trackers.Lines, "log", back_at_the_fifth_call)
+    record_start(config, epoch=1, step=0)
+    for number in range(3):
+        step(config, number)
+    finish(config)
+    with followed(config) as sender:
+        sender.join(20 * SLOW)
+    assert sorted(steps(config)) == [0, 1, 2]
+    assert not sender.lacks
+
+
+def test_a_tracker_that_is_down_for_days_gets_everything_later(config, monkeypatch):
+    monkeypatch.setattr(tracking, "RETRY_AT_LEAST_EVERY_S", 0.02)
+    record_start(config, epoch=1, step=0)
+    step(config, 0)
+    down = config.folder.parent / "down"
+    down.touch()
+    with followed(config) as sender:
+        wait_until(lambda: sender._failures, 20)
+        sender._failures = 2000
+        wait_until(lambda: sender._failures > 2002 or not sender.is_alive(), 20)
+        down.unlink()
+        wait_until(lambda: steps(config) == [0], 20)
 
 
 def test_what_is_lacking_at_the_end_is_an_error(config):
@@ -321,3 +356,24 @@ def test_mlflow_keeps_a_run(config, tmp_path, monkeypatch):
     history = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "reward/em")}
     assert history == {0: 0.0, 1: 0.25, 2: 0.5, 3: 0.75}
     assert client.get_metric_history(run.info.run_id, "eval/musique_ 2 hops/em")
+
+
+def test_mlflow_gets_the_settings_that_an_outage_kept_from_it(config, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    for key, value in OFFLINE["mlflow"].items():
+        monkeypatch.setenv(key, value.format(folder=tmp_path))
+    run = trackers.TrackedRun("id", "atlas", tmp_path, config.model_dump(mode="json"))
+    send_some, calls = mlflow.MlflowClient.log_batch, itertools.count()
+
+    def down_at_the_second(client, *given, **named):
+        if next(calls) == 1:
+            raise ConnectionError("down")
+        send_some(client, *given, **named)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", down_at_the_second)
+    with pytest.raises(ConnectionError):
+        trackers.MLflow(run)
+    trackers.MLflow(run)
+    client = mlflow.MlflowClient()
+    (kept,) = client.search_runs([client.get_experiment_by_name("cusearch").experiment_id])
+    assert kept.data.params.keys() == {key for key, _ in trackers.flat(run.settings)}
