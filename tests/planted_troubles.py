@@ -56,7 +56,6 @@ FAULTS: dict[str, Callable[[list[Row]], list[Row]]] = {
     "reward_falls": plant(lambda row, n: {"reward/all": row["reward/all"] - 0.05 * n}),
     "large_gradient": plant(lambda row, n: {"train/grad_norm": row["train/grad_norm"] * 2.0**n}),
     "drifts": plant(lambda row, n: {"train/kl_reference": 0.1 * n}),
-    "not_finite": plant(lambda row, n: {"train/loss": float("nan")}),
     "searches_fail": plant(lambda row, n: {"rollout/search_failures": 20.0 * n, "rollout/searches": 60.0}),
     "episodes_fail": plant(lambda row, n: {"buffer/incomplete_groups": 40.0 * n}),
     "wasted_turns": plant(

@@ -137,11 +137,6 @@ def drifts(h: History) -> Finding:
     return Finding(kl > 0.2, lambda n: f"{kl[n]:.2f} nats from the reference")
 
 
-def not_finite(h: History) -> Finding:
-    loss = h.of("train/loss")
-    return Finding(h.has("train/loss") & ~np.isfinite(loss), lambda n: f"train/loss is {loss[n]}")
-
-
 def searches_fail(h: History) -> Finding:
     failed, answered = h.of("rollout/search_failures"), h.of("rollout/searches")
     share = failed / np.maximum(failed + answered, 1)

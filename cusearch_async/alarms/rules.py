@@ -147,15 +147,6 @@ RULES = (
         findings.drifts,
     ),
     Rule(
-        "not_finite",
-        "train/loss",
-        "train/loss is not a finite number",
-        "The update has overflowed: the weights are of no use from here on.",
-        "Fork an earlier checkpoint (`cusearch runs fork`) with a lower lr.",
-        TRACE,
-        findings.not_finite,
-    ),
-    Rule(
         "searches_fail",
         "rollout/search_failures",
         "more than 0.2 of the attempts to search fail",

@@ -15,9 +15,10 @@ class AlarmsConfig(Section):
     stop_on: Free[Names] = ()
     """Alarms that end the run, at its newest checkpoint; of those in `cusearch alarms --rules`."""
     command: Free[Names] = ()
-    """A command and its arguments, run when an alarm begins; {name}, {text}, {run} and {step} are filled in."""
+    """A command and its arguments, run when an alarm begins, or an error ends the run ({name} is then run_ended);
+    {name}, {text}, {run} and {step} are filled in."""
     url: Free[Annotated[str, asked_url("http://127.0.0.1:9000/alarms")] | None] = None
-    """Where an alarm that begins is posted, as JSON."""
+    """Where the same is posted, as JSON."""
 
     @field_validator("stop_on")
     @classmethod

@@ -1,4 +1,5 @@
-"""Tells of the alarms that begin: in the log, by a command, to a URL. Nothing waits for these."""
+"""Tells of the alarms that begin, and of a run that ends with an error: in the log, by a command, to a URL. No step
+waits for these."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ import aiohttp
 from cusearch_async.alarms.firing import Alarm, firing_of, look_closer
 from cusearch_async.alarms.history import History, Limits
 from cusearch_async.config import Config, is_loopback
-from cusearch_async.errors import StoppedByAlarm, first_line
-from cusearch_async.metrics.files import read_metrics
+from cusearch_async.config.alarms import AlarmsConfig
+from cusearch_async.errors import Fenced, StoppedByAlarm, first_line
+from cusearch_async.metrics.files import read_metrics, steps_done
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.run.folder import METRICS
 
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 
 HOOK_S = 10.0
 """Longest time of a command, or of a request."""
+ENDED = "run_ended"
+"""What hooks are told when an error has ended the run, in place of an alarm's name."""
 
 
 class AlarmWatch:
@@ -61,16 +65,31 @@ class AlarmWatch:
         await asyncio.gather(*self._hooks)
 
     def _begin(self, alarm: Alarm) -> None:
-        values = {"name": alarm.rule.name, "text": text_of(alarm, self._folder), "run": str(self._folder)}
-        hooks: list[Awaitable[None]] = []
-        if self._settings.command:
-            hooks.append(run_command([word.format(**values, step=alarm.last) for word in self._settings.command]))
-        if self._settings.url:
-            hooks.append(post(self._settings.url, values | {"step": alarm.last}))
-        for hook in hooks:
-            task = asyncio.ensure_future(bounded(hook, alarm.rule.name))
-            self._hooks.add(task)
-            task.add_done_callback(self._hooks.discard)
+        task = asyncio.ensure_future(
+            tell(self._settings, alarm.rule.name, text_of(alarm, self._folder), self._folder, alarm.last)
+        )
+        self._hooks.add(task)
+        task.add_done_callback(self._hooks.discard)
+
+
+async def tell_of_end(config: Config, error: Exception) -> None:
+    """Tell the hooks of an error that has ended the run. An alarm of alarms.stop_on they know, and a run that another
+    learner has taken over continues."""
+    if not isinstance(error, StoppedByAlarm | Fenced):
+        step = steps_done(read_metrics(config.folder / METRICS))
+        text = f"{config.run.name} has ended at step {step}: {first_line(error)}"
+        await tell(config.alarms, ENDED, text, config.folder, step)
+
+
+async def tell(settings: AlarmsConfig, name: str, text: str, folder: Path, step: int) -> None:
+    """Run the command and the request of `settings`."""
+    values = {"name": name, "text": text, "run": str(folder)}
+    hooks: list[Awaitable[None]] = []
+    if settings.command:
+        hooks.append(run_command([word.format(**values, step=step) for word in settings.command]))
+    if settings.url:
+        hooks.append(post(settings.url, values | {"step": step}))
+    await asyncio.gather(*(bounded(hook, name) for hook in hooks))
 
 
 def text_of(alarm: Alarm, folder: Path) -> str:

@@ -20,6 +20,7 @@ from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import changes_since_last_start, place_of_buffer, read_starts, record_start, record_stop
 from cusearch_async.run.identity import ACCEPT_CHANGES, Difference, Identity, not_this_run
+from cusearch_async.training.alarms import tell_of_end
 from cusearch_async.training.background import in_thread
 from cusearch_async.training.checkpoint import Checkpoint, CheckpointState, check_same_run, state_at
 from cusearch_async.training.checkpoint_objects import learner_checkpoints
@@ -137,7 +138,6 @@ class Leader:
         async with opened as buffer:
             await self.take_over(buffer, store, start)
             try:
-                self._checkpoints.tell_start()
                 async with (
                     self._transport.serving(),
                     Heartbeat(
@@ -145,6 +145,7 @@ class Leader:
                     ) as heartbeat,
                     in_thread(learner, self._lock) as trainer,
                 ):
+                    await asyncio.to_thread(self._checkpoints.tell_start)  # it may have to upload all of one
                     step = await train(
                         trainer, buffer, store, self._checkpoints, start, self._questions, config, heartbeat, stop
                     )
@@ -152,6 +153,7 @@ class Leader:
             except Exception as error:
                 explained = await explain(buffer, error)
                 record_stop(config.folder, buffer.epoch, None, first_line(explained))
+                await tell_of_end(config, explained)
                 if explained is error:
                     raise
                 raise explained from error

@@ -110,7 +110,7 @@ FAULTS = {
     "dead retriever": Fault(("retriever_down", "searches_fail"), (), lambda fleet: frozen(fleet, "retriever")),
     "retriever answers rubbish": Fault(("finds_nothing",), ("--retriever.backend", f"{FAULTS_AT}:Rubbish")),
     "learning rate x 100": Fault(
-        ("large_gradient", "drifts", "off_policy", "reward_falls", "entropy_falls", "entropy_rises", "not_finite"),
+        ("large_gradient", "drifts", "off_policy", "reward_falls", "entropy_falls", "entropy_rises"),
         ("--learner.lr", "5e-3"),
     ),
     "negative entropy bonus": Fault(("loss.entropy_coef",), ("--loss.entropy_coef", "-0.1")),

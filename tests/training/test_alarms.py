@@ -105,9 +105,9 @@ async def test_a_resumed_run_remembers_the_steps_before(setting):
 
 async def test_a_run_ends_at_an_alarm_of_stop_on_and_keeps_the_checkpoint_before(setting):
     """All rewards of the model run are equal; without the setting it makes its three steps."""
-    s = setting("--alarms.stop_on", '["not_finite"]')
+    s = setting("--alarms.stop_on", '["large_gradient"]')
     update = s.learner.update
-    s.learner.update = lambda *given: update(*given) | {"train/loss": float("nan") if given[2] == 2 else 0.5}
+    s.learner.update = lambda *given: update(*given) | {"train/grad_norm": 1e9 if given[2] == 2 else 0.5}
     metrics, capture = s.config.folder / "metrics.jsonl", s.learner.capture
 
     def capture_for_a_slow_disk(folder):
@@ -116,7 +116,7 @@ async def test_a_run_ends_at_an_alarm_of_stop_on_and_keeps_the_checkpoint_before
         return lambda: (wait_until(lambda: len(read_metrics(metrics)) == 3, 20), write())
 
     s.learner.capture = capture_for_a_slow_disk
-    with pytest.raises(StoppedByAlarm, match=r"not_finite at step 2.*continues from its newest checkpoint"):
+    with pytest.raises(StoppedByAlarm, match=r"large_gradient at step 2.*continues from its newest checkpoint"):
         await start(s)
     rows = read_metrics(metrics)
     assert [row["alarms/firing"] for row in rows] == [0.0, 0.0, 1.0], "the row that tells why is written"

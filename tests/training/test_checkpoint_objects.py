@@ -21,6 +21,7 @@ from cusearch_async.training import checkpoint_objects as module
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.checkpoint_objects import CheckpointObjects, learner_checkpoints
 from cusearch_async.transport.interface import RunState
+from tests.conftest import wait_until
 from tests.object_stores import noted_calls, s3, store_url  # noqa: F401  (fixtures)
 from tests.training.test_checkpoint import UNKNOWN, names, save, write
 from tests.training.test_takeover import Scene, taken_over
@@ -172,6 +173,19 @@ async def test_a_start_is_in_the_store_before_its_first_checkpoint(objects, atla
     monkeypatch.setattr(Objects, "put", while_others_may_take_over)
     (await taken_over(s))._checkpoints.tell_start()
     assert {"starts/0001.json", "starts/0001.toml"} <= set(objects.paths())
+
+
+def test_a_learner_is_alive_for_others_while_it_uploads(objects, atlas_config, tmp_path, monkeypatch):
+    """All of the checkpoint that it resumes, in a fork: a second learner took the run over unwarned meanwhile."""
+    s, put_there = Scene(atlas_config, tmp_path / "here", *OBJECTS), Objects.put
+
+    def once_it_is_known(own, path, file):
+        wait_until(lambda: asyncio.run(s.another().learner()) is not None, 10)
+        put_there(own, path, file)
+
+    monkeypatch.setattr(Objects, "put", once_it_is_known)
+    s.lead()
+    assert "starts/0001.json" in objects.paths()
 
 
 def test_a_store_never_has_a_start_without_the_checkpoint_that_it_resumes(host, objects, atlas_config, tmp_path):
