@@ -436,7 +436,8 @@ function episodes() {
     section.append(make("p", { class: "faint", text: "no step is recorded: run.records_mib" }));
     return section;
   }
-  if (!steps.includes(shownStep)) shownStep = data.groups ? data.groups.step : steps.at(-1);
+  const known = data.groups?.step;
+  if (!steps.includes(shownStep)) shownStep = data.groups && (!data.watches || steps.includes(known)) ? known : steps.at(-1);
   const body = make("div", { "aria-live": "polite" });
   const step = make("select", { onchange: () => { shownStep = Number(step.value); load(); } },
     ...steps.map((number) => make("option", { value: number, text: number, selected: number === shownStep })));
@@ -636,13 +637,13 @@ function show() {
 }
 
 // What Redis holds changes all the time: its panels are drawn again, and nothing else, until a step is done.
-const OF_NOW = { alarms: alarmPanel, buffer: bufferPanel, workers: workerPanel };
+const OF_NOW = { alarms: [alarmPanel, "now"], buffer: [bufferPanel, "now"], workers: [workerPanel, "now", "machines"] };
 function showNow() {
   head();
-  for (const [name, makePanel] of Object.entries(OF_NOW)) {
+  for (const [name, [makePanel, ...places]] of Object.entries(OF_NOW)) {
     const [there, fresh] = [document.querySelector(`[data-now="${name}"]`), makePanel()];
     if (there && fresh && there.textContent !== fresh.textContent) there.replaceWith(fresh);
-    else if (Boolean(there) !== Boolean(fresh) && ["now", "machines"].includes(current())) return show();
+    else if (Boolean(there) !== Boolean(fresh) && places.includes(current())) return show();
   }
 }
 
@@ -653,8 +654,10 @@ const showNews = () => (isCalm() ? showNow() : show());
 let missed = false; // news that came while the page was hidden
 function take(news) {
   const { rows, reset, ...others } = news;
-  if (reset) data.rows = rows;
-  else if (rows) append(rows);
+  if (reset) {
+    data.rows = rows;
+    data.groups = null; // perhaps of a step that was made again
+  } else if (rows) append(rows);
   Object.assign(data, others, { silent: false });
   if (document.hidden) missed = true;
   else if (!Object.keys(others).some((name) => !["live", "last", "count"].includes(name)) && !rows) showNow();

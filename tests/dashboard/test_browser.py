@@ -80,6 +80,34 @@ def test_what_is_read_at_leisure_is_not_drawn_again_by_news(data, tmp_path, scre
     assert answer_of(FOLLOWED + script, tmp_path, data, screen) == [4, stays]
 
 
+def test_what_redis_holds_draws_no_chart_again(data, tmp_path):
+    """Every 2 s the charts beside the workers lost the place that was pointed at."""
+    script = """
+      const panels = () => [...document.getElementById("main").children];
+      const live = { problem: "Redis does not answer" };
+      take({ live });
+      const first = panels();
+      take({ live: { ...live } });
+      return [first.length > 0, panels().every((one, place) => one === first[place])];
+    """
+    assert answer_of(script, tmp_path, data, "machines") == [True, True]
+
+
+@pytest.mark.parametrize(("groups_of", "asked"), [(2, "step/2"), (1, "step/3")])
+def test_episodes_of_a_step_that_was_made_again_or_pruned_are_read_anew(data, tmp_path, groups_of, asked):
+    script = f"""
+      const asked = [];
+      fetch = (path) => {{ asked.push(path); return new Promise(() => {{}}); }};
+      const groups = {{ step: {groups_of}, groups: [], colours: {{}} }};
+      Object.assign(data, {{ watches: true, recorded: [2, 3], groups }});
+      shownStep = {groups_of};
+      if ({groups_of} === 2) take({{ rows: {{ step: [0, 1, 2], values: {{}} }}, reset: true }});
+      show();
+      return [asked[0], Number(document.querySelector("select").value)];
+    """
+    assert answer_of(script, tmp_path, data, "episodes") == [asked, int(asked[-1])]
+
+
 @pytest.mark.parametrize("screen", ["episodes", "now"])
 def test_a_server_that_has_ended_is_told_of_once(data, tmp_path, screen):
     """With each attempt, every 5 s, the whole screen was drawn again."""
