@@ -115,6 +115,11 @@ class WebConfig(Section):
     cache_ttl_s: Free[float] = Field(86400.0, gt=0)
     """Older cached answers are requested again."""
 
+    @property
+    def longest_s(self) -> float:
+        """Of all attempts, without the pauses between them."""
+        return self.attempts * self.timeout_s
+
 
 EMBEDDED = ("atlas", "atlas-prose")
 """Corpora that come with the package."""
@@ -186,7 +191,7 @@ class RetrieverConfig(Section):
         if self.index is not None and self.corpus in EMBEDDED:
             raise ValueError(f"index must not be set for the corpus {self.corpus!r}, which is indexed in memory")
         simulator = "zerosearch.timeout_s", self.zerosearch.timeout_s
-        web = "web.attempts x web.timeout_s", self.web.attempts * self.web.timeout_s
+        web = "web.attempts x web.timeout_s", self.web.longest_s
         name, takes_s = {"zerosearch": simulator, "serper": web, "serpapi": web}.get(self.backend, ("", 0.0))
         if takes_s >= self.timeout_s:
             raise ValueError(

@@ -48,7 +48,7 @@ def make_backend(config: Config) -> Backend:
     if settings.backend == "zerosearch":
         return ZeroSearch(settings.zerosearch, config.run.steps, config.run.seed)
     if settings.backend in ("serper", "serpapi"):
-        return web_search(settings.backend, settings.web)
+        return web_search(settings.backend, settings.web, settings.timeout_s - settings.web.longest_s)
     if settings.index is None:
         index = indexing.in_memory(load_corpus(settings.corpus), settings)
     else:

@@ -167,16 +167,16 @@ def _header(text: mmap.mmap, path: Path) -> list[str]:
 
 def _cells(line: bytes, where: str, count: int = 0) -> list[str]:
     """Of a line of a .tsv with `count` columns; as in CSV, one with a quotation mark is in quotation marks, unless the
-    line has as many columns only without that. Raises: ConfigError."""
+    line is no CSV, or has as many columns only without that. Raises: ConfigError."""
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except ValueError as error:
         raise ConfigError(f"{where}: is not TSV: {error}") from error
-    try:
-        cells = next(csv.reader([text], delimiter="\t"), [])
-    except csv.Error:
-        cells = []
     plain = text.split("\t")
+    try:
+        cells = next(csv.reader([text], delimiter="\t", strict=True), [])
+    except csv.Error:
+        cells = plain
     return plain if len(cells) != count == len(plain) else cells
 
 

@@ -22,7 +22,7 @@ from transformers import AutoModel
 
 from cusearch_async.config import DenseConfig
 from cusearch_async.errors import ConfigError, SearchFailed, first_line, packages_of
-from cusearch_async.files import put_in_place, writing
+from cusearch_async.files import put_in_place, sync, writing
 from cusearch_async.retrieval import manifest, pretrained
 from cusearch_async.retrieval.backend import OnProgress, Passage, Scored
 from cusearch_async.retrieval.encoder_folder import resolved
@@ -238,6 +238,9 @@ def _encode_in_chunks(
     if done:
         log.info("continuing in %s after %d of %d passages", folder, done, len(passages))
         on_progress(done, len(passages))
+    else:
+        (folder / _PROGRESS).unlink(missing_ok=True)  # it would speak for the vectors that replace its own
+        sync(folder)
     with (folder / _VECTORS).open("r+b" if done else "wb") as file:
         file.truncate(done * row_bytes)  # what an interruption left half written
         file.seek(done * row_bytes)

@@ -106,16 +106,19 @@ class IndexBackend:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, asked)
 
     def _search(self, asked: Sequence[tuple[str, int]]) -> list[list[Scored]]:
-        """Each query's own number of documents, whatever the others ask for."""
-        texts = [text for text, _ in asked]
+        """Each query's own number of documents, and the same ones whatever the others ask for."""
+        found: list[list[Scored]] = [[] for _ in asked]
+        for topk in {topk for _, topk in asked}:  # another cut leaves others of equal scores
+            places = [place for place, one in enumerate(asked) if one[1] == topk]
+            for place, result in zip(places, self._of_topk([asked[place][0] for place in places], topk), strict=True):
+                found[place] = result
+        return found
+
+    def _of_topk(self, texts: Sequence[str], topk: int) -> list[list[Scored]]:
         if self._reranker is None:
-            found = self._index.search(texts, max(topk for _, topk in asked))
-        else:
-            counts = [max(topk, self._degradation.settings.rerank.candidates) for _, topk in asked]
-            candidates = self._index.search(texts, max(counts))
-            own = [result[:count] for result, count in zip(candidates, counts, strict=True)]
-            found = self._reranker.rerank(texts, own, max(topk for _, topk in asked))
-        return [result[:topk] for result, (_, topk) in zip(found, asked, strict=True)]
+            return self._index.search(texts, topk)
+        candidates = self._index.search(texts, max(topk, self._degradation.settings.rerank.candidates))
+        return self._reranker.rerank(texts, candidates, topk)
 
 
 def in_memory(passages: Sequence[Passage], settings: RetrieverConfig) -> Index:

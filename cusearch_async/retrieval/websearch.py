@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -65,8 +66,8 @@ class _Failure(NamedTuple):
     retry_after_s: float = 0.0
 
 
-def web_search(engine: str, settings: WebConfig) -> WebSearch:
-    """`engine` is serper or serpapi.
+def web_search(engine: str, settings: WebConfig, longest_wait_s: float = math.inf) -> WebSearch:
+    """`engine` is serper or serpapi; `longest_wait_s` as in `WebSearch`.
 
     Raises: ConfigError when the key is not in the environment or cannot be one, or the cache cannot be made."""
     variable = key_variable(engine)
@@ -75,7 +76,7 @@ def web_search(engine: str, settings: WebConfig) -> WebSearch:
         raise ConfigError(f"retriever.backend {engine!r} needs a key: set the environment variable {variable}")
     if not re.fullmatch(r"[!-~]+", key):
         raise ConfigError(f"{variable} must be one word of ASCII characters")
-    return WebSearch(engine, settings, key)
+    return WebSearch(engine, settings, key, longest_wait_s)
 
 
 def key_variable(engine: str) -> str:
@@ -117,11 +118,14 @@ def pause_s(failed: int, retry_after_s: float) -> float:
 class WebSearch:
     """A `Backend` over a web service: never faster than `per_second`, with retries.
 
-    Raises SearchFailed with status 502, or 504 when the service took too long, 403 when it refuses the key, or 429 when
-    it limits our rate or the budget is spent. What fails for good (a wrong key, a wrong request) is asked once."""
+    Raises SearchFailed with status 502, or 504 when the service took too long, 403 when it refuses the key or the
+    budget is spent, or 429 when it limits our rate, or so many searches wait that another would wait too long. What
+    fails for good (a wrong key, a wrong request) is asked once."""
 
-    def __init__(self, engine: str, settings: WebConfig, key: str) -> None:
-        """Raises: ConfigError when the folder of the cache cannot be made."""
+    def __init__(self, engine: str, settings: WebConfig, key: str, longest_wait_s: float = math.inf) -> None:
+        """`longest_wait_s`: for its turn; who waits longer gives up, and asks again behind all others.
+
+        Raises: ConfigError when the folder of the cache cannot be made."""
         self._engine, self._settings, self._key = engine, settings, key
         self._key_in_text = re.compile("".join(f"(?:{re.escape(c)}|%{ord(c):02X})" for c in key), re.IGNORECASE)
         """As it is, or as a URL writes it."""
@@ -132,6 +136,7 @@ class WebSearch:
         self._in_flight: InFlight[tuple[str, int], list[Passage]] = InFlight()
         self._one_by_one = asyncio.Lock()
         self._next_start_s = 0.0
+        self._waiting, self._most_waiting = 0, longest_wait_s * settings.per_second
         self._requests = self._cache_hits = self._failures = self._retries = 0
 
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
@@ -184,6 +189,8 @@ class WebSearch:
         return passages
 
     async def _ask(self, query: str, topk: int) -> list[Passage]:
+        if self._waiting > self._most_waiting:  # no failure: the client makes a pause
+            raise SearchFailed(f"{self._waiting} searches wait for retriever.web.per_second", status=429)
         failed = 0
         try:
             while True:
@@ -204,14 +211,18 @@ class WebSearch:
 
     async def _wait_for_rate(self) -> None:
         """Wait until a request may start, and count it. Raises: SearchFailed when the budget is spent."""
-        async with self._one_by_one:
-            cap = self._settings.max_requests
-            if cap is not None and self._requests >= cap:
-                spent = f"the {cap} requests that this process may send to {self._engine} are spent"
-                raise SearchFailed(f"{spent}; raise retriever.web.max_requests and start it again", status=403)
-            await asyncio.sleep(self._next_start_s - time.monotonic())
-            self._next_start_s = time.monotonic() + 1 / self._settings.per_second
-            self._requests += 1
+        self._waiting += 1
+        try:
+            async with self._one_by_one:
+                cap = self._settings.max_requests
+                if cap is not None and self._requests >= cap:
+                    spent = f"the {cap} requests that this process may send to {self._engine} are spent"
+                    raise SearchFailed(f"{spent}; raise retriever.web.max_requests and start it again", status=403)
+                await asyncio.sleep(self._next_start_s - time.monotonic())
+                self._next_start_s = time.monotonic() + 1 / self._settings.per_second
+                self._requests += 1
+        finally:
+            self._waiting -= 1
 
     async def _attempt(self, query: str, topk: int) -> list[Passage] | _Failure:
         """One request."""

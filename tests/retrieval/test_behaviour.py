@@ -217,3 +217,16 @@ def test_what_a_query_finds_does_not_depend_on_who_else_searches():
     alone, (together, many) = backend._search([("q", 3)])[0], backend._search([("q", 3), ("q", 50)])
     assert [passage["id"] for passage, _ in alone] == [passage["id"] for passage, _ in together] == ["9", "8", "7"]
     assert [passage["id"] for passage, _ in many[:2]] == ["49", "48"]
+
+
+def test_which_of_equal_scores_a_query_finds_does_not_depend_on_who_else_searches():
+    """BM25's heap keeps others of them for another topk."""
+
+    class Equal:
+        passages = tuple({"id": str(n), "contents": f"text {n}"} for n in range(50))
+
+        def search(self, queries, topk):
+            return [[(self.passages[topk + n], 1.0) for n in range(topk)] for _ in queries]
+
+    backend = IndexBackend(Equal(), Degradation(RetrieverConfig()))
+    assert backend._search([("q", 3)])[0] == backend._search([("r", 5), ("q", 3)])[1]

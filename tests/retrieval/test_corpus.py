@@ -112,6 +112,12 @@ def test_a_long_passage_of_a_table_is_read(write):
     assert [one["contents"] for one in unquoted] == ['"Bowie"\n"Heroes is a song', '"c"\na\rb']
 
 
+@pytest.mark.parametrize("text", ['"Hello" and "bye"', '"Open', '"a" b "c"'])
+def test_quotation_marks_that_are_no_csv_stay(write, text):
+    (passage,) = Corpus(write(f"id\ttext\n1\t{text}\n".encode(), name="c.tsv"))
+    assert passage["contents"] == text
+
+
 @pytest.mark.parametrize("title", [float("nan"), None, "", " "])
 def test_a_title_that_is_none_is_left_out(write, title):
     """pandas writes NaN."""

@@ -9,12 +9,17 @@ import time
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from cusearch_async.config import WebConfig
+from cusearch_async.config import EpisodeConfig, WebConfig, load_config
 from cusearch_async.errors import ConfigError, SearchFailed
+from cusearch_async.processes.retriever import make_backend
+from cusearch_async.retrieval.client import SearchClient
+from cusearch_async.retrieval.server import Retriever
 from cusearch_async.retrieval.websearch import pause_s, web_search
-from tests.conftest import free_port
+from tests.conftest import SLOW, free_port
 from tests.http_service import Service, hangs, hangs_up, says
+from tests.retrieval.retrievers import QUESTION
 from tests.retrieval.web_services import (
     ENGINES,
     KEY,
@@ -266,6 +271,26 @@ async def test_requests_of_all_searches_together_keep_the_rate(engine):
     assert len(service.requests) == 6
     for number, seen in enumerate(service.requests):
         assert seen.at_s - began >= number / 25.0
+
+
+async def test_more_searches_than_the_rate_allows_wait_at_their_clients(atlas_config, monkeypatch):
+    """In the retriever's queue they timed out, and asked again behind all others."""
+    monkeypatch.setenv(VARIABLE["serper"], KEY)
+    options = {"backend": "serper", "timeout_s": SLOW, "outage_s": 3 * SLOW}
+    options |= {"web.per_second": 25 / SLOW, "web.attempts": 1, "web.timeout_s": 0.5 * SLOW}
+    async with served(finds(LIMA)) as (service, address):
+        words = [word for name, value in options.items() for word in (f"--retriever.{name}", str(value))]
+        config = load_config(atlas_config, [*words, "--retriever.web.url", f"{address}/serper"])
+        backend = make_backend(config)
+        async with TestServer(Retriever(backend).application()) as server:
+            settings = config.retriever.model_copy(update={"url": str(server.make_url("/")).rstrip("/")})
+            async with SearchClient.session(settings) as session:
+                client = SearchClient(session, settings, EpisodeConfig(), 4)
+                asked = (client.search(f"query {n}", n, QUESTION, 0) for n in range(80))
+                found_by_all = await asyncio.gather(*asked)
+        await backend.close()
+    assert len(found_by_all) == len(service.requests) == 80
+    assert not client.failures["timeout"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -7,8 +7,9 @@ import logging
 import numpy as np
 import pytest
 
+from cusearch_async.retrieval import manifest
 from cusearch_async.retrieval.dense import CHUNK, build
-from tests.retrieval.dense.builds import interrupt, quiet
+from tests.retrieval.dense.builds import Killed, interrupt, quiet
 from tests.retrieval.encoders import sentences
 
 pytestmark = pytest.mark.system
@@ -102,3 +103,20 @@ def test_beginnings_of_another_index_are_not_gone_on_with(
         build(passages, tmp_path / name, wanted, fingerprint, quiet)
     assert said in caplog.text
     assert (tmp_path / "index" / "index.faiss").read_bytes() == (tmp_path / "whole" / "index.faiss").read_bytes()
+
+
+def test_a_note_does_not_speak_for_the_vectors_of_another_encoder(settings, passages, tmp_path, monkeypatch):
+    """Killed between writing those and their note, and made with the first encoder again."""
+    folder, write_json = tmp_path / "index", manifest.write_json
+
+    def die(path, value):
+        raise Killed
+
+    interrupt(passages, folder, settings(), 400)
+    monkeypatch.setattr(manifest, "write_json", die)
+    with pytest.raises(Killed):
+        build(passages, folder, settings(family="other"), "print", quiet)
+    monkeypatch.setattr(manifest, "write_json", write_json)
+    for name in ("index", "whole"):
+        build(passages, tmp_path / name, settings(), "print", quiet)
+    assert (folder / "index.faiss").read_bytes() == (tmp_path / "whole" / "index.faiss").read_bytes()
