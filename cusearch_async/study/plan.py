@@ -241,6 +241,11 @@ def _check_claim(claim: Claim, plan: Plan) -> None:
         _check_questions(about, runs)
         for half, side in itertools.product(claim.halves(runs), claim.sides):
             seeds = Counter(run.seed for run in half if has(run, side))
+            if not seeds:
+                raise ConfigError(
+                    f"{about} has no run with {_listed(side)} at one value of its other settings: those that a method "
+                    "lacks change nothing there; put them into a part without it"
+                )
             if max(seeds.values(), default=0) > 1:
                 raise ConfigError(
                     f"{about} has several runs of one seed with {_listed(side)}: both sides of a claim must name the "

@@ -17,7 +17,7 @@ from cusearch_async.lifecycle.children import CLI, free_port, start_child, why_i
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.run.folder import STARTS, refuse_if_held
 from cusearch_async.study.plan import PLACES, Plan, PlannedRun, value_of
-from cusearch_async.study.tables import Tables, done, failed
+from cusearch_async.study.tables import Tables, done, failed, lacks_a_score
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +43,12 @@ def run_all(
     continued. `on_done` is called with each run, its status or reason of failure, and its seconds."""
     for name, status in Tables.read(folder).statuses.items():
         if status == "done":
-            _remove(folder / WORK / name, plan.runs.get(name))
+            _remove(folder / WORK / name, plan, plan.runs.get(name))
     for run in runs:
         where = folder / WORK / run.id
+        if lacks_a_score(run, where):
+            log.warning("%s has not scored all versions; it is made anew", run.id)
+            _remove(where, plan, run)
         reason, wall_s = _launch(plan, run, where)
         try:
             row = failed(run, plan, reason, wall_s) if reason else done(run, plan, where, wall_s)
@@ -59,13 +62,13 @@ def run_all(
             row.runs["reason"] = f"it had failed: {before}"
         tables.with_run(row).write(folder)
         if is_done:
-            _remove(where, run)
+            _remove(where, plan, run)
         on_done(run, "done" if is_done else row.runs["reason"][0], wall_s)
 
 
-def _remove(where: Path, run: PlannedRun | None) -> None:
-    """Of a run that is in the tables, all but its log; what it has in an object store stays."""
-    weights = places_of(run).get("weights.folder") if run is not None else None
+def _remove(where: Path, plan: Plan, run: PlannedRun | None) -> None:
+    """All of a run but its log; what it has in an object store stays."""
+    weights = places_of(plan, run).get("weights.folder") if run is not None else None
     for folder in (where, *([Path(weights)] if weights else [])):
         if folder.exists():
             shutil.rmtree(folder)
@@ -101,10 +104,10 @@ def _launch(plan: Plan, run: PlannedRun, where: Path) -> tuple[str, float]:
 
 def _command(plan: Plan, run: PlannedRun, where: Path) -> list[str]:
     own = {
-        "run.name": f"{plan.study.name}-{_word(run.id)}",
+        "run.name": _name(plan, run),
         "run.folder": str(where),
         "redis.url": f"redis://127.0.0.1:{free_port()}/0",
-        **places_of(run),
+        **places_of(plan, run),
     }
     if is_loopback(run.config.retriever.url):  # launch starts it with the settings of this run
         own["retriever.url"] = f"http://127.0.0.1:{free_port()}"
@@ -112,15 +115,15 @@ def _command(plan: Plan, run: PlannedRun, where: Path) -> list[str]:
     return [*CLI, "launch", *map(str, plan.study.configs), *run.arguments(), *words]
 
 
-def places_of(run: PlannedRun) -> dict[str, str]:
-    """Of PLACES, those that the configs of the study set."""
+def places_of(plan: Plan, run: PlannedRun) -> dict[str, str]:
+    """Of PLACES, those that the configs of the study set. Another study may have the same run, and be under way."""
     given = {key: value_of(run.config, key) for key in PLACES}
-    return {key: f"{str(value).rstrip('/')}/{_word(run.id)}" for key, value in given.items() if value}
+    return {key: f"{str(value).rstrip('/')}/{_name(plan, run)}" for key, value in given.items() if value}
 
 
-def _word(name: str) -> str:
+def _name(plan: Plan, run: PlannedRun) -> str:
     """An own method has a colon."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+    return f"{plan.study.name}-{re.sub(r'[^A-Za-z0-9_.-]', '-', run.id)}"
 
 
 def _wait_until_free(where: Path) -> None:

@@ -124,9 +124,8 @@ def done(run: PlannedRun, plan: Plan, folder: Path, wall_s: float) -> Tables:
     """Of a run that has ended well, from its folder. Raises: ConfigError when it is not complete."""
     rows = read_metrics(folder / METRICS)
     scores = read_scores(folder / SCORES, epochs_and_steps(folder))
-    every, steps = run.config.eval.every, run.config.run.steps
-    scored = [row["step"] for row in scores]
-    if len(rows) != steps or scored != list(range(0, steps + 1, every)):
+    steps, scored = run.config.run.steps, [row["step"] for row in scores]
+    if len(rows) != steps or scored != _versions(run):
         raise ConfigError(f"it has {len(rows)} of {steps} steps, and scores of versions {scored}")
     answers = _answers(run, scores)
     step_rows = [{"run": run.id, "step": row["step"], **_metrics(row)} for row in rows]
@@ -134,6 +133,17 @@ def done(run: PlannedRun, plan: Plan, folder: Path, wall_s: float) -> Tables:
     commits = " ".join(dict.fromkeys(start.commit or "unknown" for start in read_starts(folder)))
     row = _settings(run, plan) | {"status": "done", "reason": "", "wall_s": wall_s, "commits": commits} | measures
     return Tables(pd.DataFrame([row]), pd.DataFrame(step_rows), answers)
+
+
+def lacks_a_score(run: PlannedRun, folder: Path) -> bool:
+    """Whether it has its last score and not all before: `launch` has nothing left to do there."""
+    scored = [row["step"] for row in read_scores(folder / SCORES, epochs_and_steps(folder))]
+    return scored[-1:] == [run.config.run.steps] and scored != _versions(run)
+
+
+def _versions(run: PlannedRun) -> list[int]:
+    """That are scored."""
+    return list(range(0, run.config.run.steps + 1, run.config.eval.every))
 
 
 def _settings(run: PlannedRun, plan: Plan) -> dict[str, Any]:

@@ -192,6 +192,13 @@ def test_more_than_elsewhere_needs_one_elsewhere(tmp_path):
         plan_with(tmp_path, three, more)
 
 
+def test_a_claim_without_runs_at_a_setting_that_one_side_lacks_is_refused(tmp_path):
+    """Its runs were said to have failed, and it counted among the tests that are corrected for."""
+    part = MORE_VALUES % ("method.phase_reserve", "0.0, 0.5")
+    with pytest.raises(ConfigError, match=r"part 'values' has no run with method\.name = grpo_full at one value"):
+        plan_with(tmp_path, part, BETTER.replace('"methods"', '"values"'))
+
+
 def test_sides_that_are_scored_on_other_questions_are_refused(tmp_path):
     part = MORE_VALUES % ("eval.questions_per_category", "4, 8")
     claim = BETTER.replace('"methods"', '"values"')

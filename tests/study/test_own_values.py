@@ -84,7 +84,7 @@ def test_a_retriever_elsewhere_is_asked_and_one_here_is_started_for_each_run(tmp
 
 
 def test_places_of_a_config_have_one_for_each_run(tmp_path):
-    """The second run was refused in the first one's weights.folder."""
+    """The second run was refused in the first one's weights.folder, and another study with the same run deleted it."""
     places = {"weights.folder": f"{tmp_path}/shm", "learner.checkpoint_objects": "s3://bucket/study/"}
     plan = with_config(
         tmp_path, f'[weights]\nfolder = "{tmp_path}/shm"\n[learner]\ncheckpoint_objects = "s3://bucket/study/"\n'
@@ -92,10 +92,10 @@ def test_places_of_a_config_have_one_for_each_run(tmp_path):
     for run in plan.runs.values():
         words = running._command(plan, run, tmp_path / "run")
         for key, place in places.items():
-            assert words[words.index(f"--{key}") + 1] == f"{place.rstrip('/')}/{run.id}"
-        weights = tmp_path / "shm" / run.id
+            assert words[words.index(f"--{key}") + 1] == f"{place.rstrip('/')}/{plan.study.name}-{run.id}"
+        weights = tmp_path / "shm" / f"{plan.study.name}-{run.id}"
         weights.mkdir(parents=True)
-        running._remove(tmp_path / "run", run)
+        running._remove(tmp_path / "run", plan, run)
         assert not weights.exists()
 
 
