@@ -134,7 +134,7 @@ FAULTS = {
 
 @dataclass(slots=True)
 class Seen:
-    """What is told of a run, and how many steps were done when it was first told."""
+    """What is told of a run, and how many steps were done when it was first told; without what was told `before`."""
 
     names: dict[str, int] = field(default_factory=dict)
     before: dict[str, int] = field(default_factory=dict)
@@ -148,7 +148,8 @@ class Seen:
         lagging = lag(kept)
         now = asyncio.run(live(config)).get("troubles", ()) if kept.rows else ()
         for name in (*firing(kept), *(one["name"] for one in now), *([lagging["name"]] if lagging else ())):
-            self.names.setdefault(name, len(kept.rows))
+            if name not in self.before:
+                self.names.setdefault(name, len(kept.rows))
         self.steps = len(kept.rows)
         return self.steps
 

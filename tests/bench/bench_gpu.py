@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -156,7 +157,7 @@ def measure(case: Case) -> dict[str, Any]:
     lengths = [len(t.token_ids) for t in selected]
     sampled = sum(len(t.logprobs) for t in selected)
     flops = update_flops(shape, lengths, sampled)
-    passes = 3 + 2 + case.checkpointing  # forward, backward twice as long; π_prox and π_ref; recomputed
+    passes = passes_of(config)
     found = {
         **asdict(case),
         "parameters": shape.parameters,
@@ -213,6 +214,13 @@ def memory(case: Case, shape: ModelShape, lengths: list[int]) -> dict[str, float
         found["allocated_gib"] = torch.cuda.max_memory_allocated() / sizing.GIB
         found["reserved_gib"] = torch.cuda.max_memory_reserved() / sizing.GIB
     return found
+
+
+def passes_of(config: Config) -> float:
+    """Forward passes, and backward ones, which take twice as long: of the policy; of π_prox for all mini-batches but
+    the first; of π_ref; and those that checkpointing computes again."""
+    proximal = 1 - 1 / math.ceil(config.method.budget / config.loss.minibatch)
+    return 3 + proximal + bool(config.loss.kl_coef) + config.learner.gradient_checkpointing
 
 
 def publishing(learner: Any) -> dict[str, float]:
@@ -284,16 +292,18 @@ def main() -> None:
         sys.stdout.write("\n" + json.dumps(found) + "\n")
         return
     with_deepspeed = find_spec("deepspeed") is not None and not arguments.without_deepspeed
+    all_cases = cases(arguments.smoke, with_deepspeed)
+    stage = settings(all_cases[0]).learner.zero_stage
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     figures = {
         "device": name,
         "torch": torch.__version__,
-        "engine": "DeepSpeed ZeRO-1" if with_deepspeed else "plain AdamW, without DeepSpeed",
+        "engine": f"DeepSpeed ZeRO-{stage}" if with_deepspeed else "plain AdamW, without DeepSpeed",
         "peak_tflops": matmul_peak(256 if arguments.smoke else 8192) / 1e12,
         "cases": [],
     }
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for case in cases(arguments.smoke, with_deepspeed):
+    for case in all_cases:
         figures["cases"].append(in_a_process(case))
         (FOLDER / "gpu.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")  # also of a run cut short
     console = Console(width=140)

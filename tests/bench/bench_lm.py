@@ -5,7 +5,8 @@
 Then the update against the same passes in plain torch, the worker against vLLM alone, and the first seed's run against
 TRL's GRPOTrainer.
 
-Figures go to runs/bench/lm.json after every seed; seeds that are in it already are not repeated."""
+Figures go to runs/bench/lm.json after every seed; seeds that are in it already, of the same settings, are
+not repeated."""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ def main() -> None:
     parser.add_argument("--no-speed", dest="speed", action="store_false", help="demos alone")
     arguments = parser.parse_args(own)
     known = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
-    by_seed = known.get("by_seed", {})
+    overrides = [part for word in overrides for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    by_seed = known.get("by_seed", {}) if known.get("overrides") == overrides else {}
     for seed in map(str, range(arguments.seeds)):
         if seed not in by_seed:
             by_seed[seed] = demo(int(seed), overrides)

@@ -55,10 +55,10 @@ def after_a_step(weights: Tensors, noise: torch.Generator, lr: float = 1e-6) -> 
     interval that bfloat16 rounds to those before."""
     found = {}
     for name, before in weights.items():
-        place = torch.rand(before.shape, generator=noise) - 0.5
-        master = before.float() * (1 + place * 2**-8)
-        changed = (master + lr * torch.randn(before.shape, generator=noise).sign()).to(before.dtype)
-        found[name] = torch.where(master.to(before.dtype) == before, changed, before)
+        within = torch.randint(-(2**15) + 1, 2**15, before.shape, generator=noise, dtype=torch.int32)
+        exact = before.float()  # whose lower 16 bits bfloat16 lacks
+        master = torch.where(before == 0, exact, (exact.view(torch.int32) + within).view(torch.float32))
+        found[name] = (master + lr * torch.randn(before.shape, generator=noise).sign()).to(before.dtype)
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.bench_gpu import cases
+from tests.bench.bench_gpu import cases, passes_of, settings
 from tests.conftest import SLOW
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -48,6 +48,18 @@ def test_the_smoke_run_measures_every_case(tmp_path):
     assert packed["published_gb"] > 0
     assert packed["publish_shared_s"] > 0
     assert "smoke" in output
+
+
+def test_the_passes_of_a_case_are_those_that_its_learner_makes():
+    """π_prox was counted, which an update of one mini-batch does not compute."""
+    case = cases(smoke=False, with_deepspeed=True)[1]
+    config = settings(case)
+    assert config.loss.minibatch == config.method.budget
+    assert passes_of(config) == 3 + 1 + 1
+    half = config.model_copy(update={"loss": config.loss.model_copy(update={"minibatch": case.trajectories // 2})})
+    assert passes_of(half) == 3 + 1 / 2 + 1 + 1
+    plain = config.model_copy(update={"loss": config.loss.model_copy(update={"kl_coef": 0.0})})
+    assert passes_of(plain) == 3 + 1
 
 
 def test_a_case_runs_on_deepspeed(tmp_path):

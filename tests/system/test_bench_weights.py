@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.bench.weight_ways import after_a_step
 from tests.conftest import SLOW
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -24,3 +26,14 @@ def test_the_figures_of_publishing_are_written(tmp_path: Path):
     assert 0 < found["lent_s_500m"] < found["update_s"]
     assert 0.01 < found["adapter_share"] <= 0.02
     assert 0.001 < found["delta_share_lr1e-6"] <= 0.1
+
+
+def test_a_step_changes_as_many_weights_as_one_of_float32_weights():
+    """Half as many were changed: the masters lay in the inner half of what rounds to a weight."""
+    noise = torch.Generator().manual_seed(0)
+    masters = torch.randn(300_000, generator=noise) * 0.02
+    before, step = masters.bfloat16(), 1e-6 * torch.randn(masters.shape, generator=noise).sign()
+    changed = [after_a_step({"a": before}, noise)["a"] != before, (masters + step).bfloat16() != before]
+    drawn, exact = (float(one.float().mean()) for one in changed)
+    assert drawn == pytest.approx(exact, rel=0.1)
+    assert not after_a_step({"a": torch.zeros(9).bfloat16()}, noise)["a"].isnan().any()
