@@ -314,6 +314,14 @@ def test_random_siblings_of_mixed_groups_are_as_many_of_each_question(pool, budg
     assert of_chance.memory == of_depth.memory
 
 
+@given(candidates(), BUDGET, PHASE, st.integers(0, 2**32))
+def test_random_tokens_of_mixed_groups_are_of_these(pool, budget, phase, seed):
+    method = mixed_only("random_tokens", budget)
+    found = method.select(pool, SdgaMemory(phase), np.random.default_rng(seed))
+    assert pool.in_mixed_groups[found.indices].all()
+    assert bool(len(found.indices)) == pool.in_mixed_groups.any()
+
+
 @given(candidates())
 def test_mixed_groups_are_those_that_dapo_takes(pool):
     taken = select("dapo", pool, 1).indices

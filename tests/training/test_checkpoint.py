@@ -347,6 +347,15 @@ def test_a_method_begins_anew_behind_one_with_another_memory(atlas_config, tmp_p
     assert check_same_run(tmp_path, saved, before) == saved.method
 
 
+@pytest.mark.parametrize("now", ["random", "grpo_full", "dapo", "sdga_auto", "stratified_grpo", "topk_reward"])
+def test_a_method_without_memory_takes_over_no_group_sizes(atlas_config, tmp_path, now):
+    before, after = (load_config(atlas_config, [*STEPS, "--method.name", name]) for name in ("ar3po", now))
+    method = MethodState(memory='{"visits":{"q":[[1,3]]}}', sizes={640: 1})
+    assert check_same_run(tmp_path, checkpoint.state_at(10, method, before), before) == method
+    found = check_same_run(tmp_path, checkpoint.state_at(10, method, before), after)
+    assert found == initial_method_state(after.method, after.episode.s_max)
+
+
 @pytest.mark.parametrize("changes", [("--learner.ranks", "2"), ("--learner.zero_stage", "3")])
 def test_other_ranks_and_another_zero_stage_go_on_and_are_logged(atlas_config, tmp_path, caplog, changes):
     saved = checkpoint.state_at(10, MethodState(memory='{"phase": 3}'), load_config(atlas_config, [*STEPS]))

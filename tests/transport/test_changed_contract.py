@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from cusearch_async.run.identity import Identity
-from cusearch_async.transport.interface import RolloutSlot
+from cusearch_async.transport.interface import MethodState, RolloutSlot
 from tests.transport.filling import G, N, fill, filled, started
 
 OURS = Identity({"episode.temperature": "1.0"})
@@ -41,6 +43,35 @@ async def test_no_trajectory_of_another_contract_is_trained_under_a_new_one(back
     assert len(await heir.claim(step)) == N * G
     assert (await heir.audit()).findings == ()
     assert (await heir.ledger()).closes
+
+
+async def test_groups_that_are_generated_again_have_the_sizes_of_the_new_method(backend):
+    """Those that AR3PO had planned stayed, for a method whose groups are all of one size."""
+    before = backend.make(OURS)
+    await before.recover(0, MethodState(sizes={0: 1, 1: 5, N: 3, N + 1: 1, 20 * N: 7}))
+    await before.announce(0, "v000000-e1")
+    await fill(before, [slot for slot in await before.admit("w", 0, 100) if slot.ticket < N])
+    assert await before.claim(0) is not None
+    heir = backend.make(COLDER)
+    await heir.recover(0, MethodState(sizes={1: 2}), accepts_changes=True)
+    await heir.announce(0, "v000000-e2")
+    assert await backend.sizes() == {1: 2}
+    sizes = Counter(slot.ticket for slot in await heir.admit("w", 0, 2 * N * G))
+    assert sizes == {0: G, 1: 2, **dict.fromkeys(range(2, 2 * N), G)}
+    assert (await heir.audit()).findings == ()
+
+
+async def test_pools_that_stay_keep_their_sizes_under_another_contract(backend):
+    before = backend.make(OURS)
+    await before.recover(0, MethodState(sizes={0: 1, N: 3}))
+    await before.announce(0, "v000000-e1")
+    await fill(before, await before.admit("w", 0, N * G - 1))
+    pool = await before.claim(0)
+    await before.commit(pool, pool.trajectories)
+    heir = backend.make(COLDER)
+    await heir.recover(1, accepts_changes=True)
+    assert await backend.sizes() == {0: 1}
+    assert (await heir.audit()).findings == ()
 
 
 async def test_trajectories_are_kept_by_a_learner_that_changes_nothing_of_the_contract(backend):

@@ -67,8 +67,8 @@ METRICS_OF_ALL = frozenset({"budget_filled", "coverage", "coverage_of_best", "si
 """What is logged under `selection/...` whatever the method."""
 
 
-class NoMemory(msgspec.Struct, frozen=True):
-    pass
+class NoMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Not that of another method, either."""
 
 
 M = TypeVar("M")

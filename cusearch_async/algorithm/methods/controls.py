@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.algorithm.methods.base import Candidates, Selection
-from cusearch_async.algorithm.methods.sdga import SdgaMemory, SdgaPhase
+from cusearch_async.algorithm.methods.sdga import SdgaMemory, SdgaPhase, in_buckets
 
 
 class RandomTokens(SdgaPhase):
@@ -20,7 +20,7 @@ class RandomTokens(SdgaPhase):
 
     def select(self, pool: Candidates, memory: SdgaMemory, rng: np.random.Generator) -> Selection[SdgaMemory]:
         followed = super().select(pool, memory, rng)
-        order = rng.permutation(len(pool.tokens))
+        order = rng.permutation(in_buckets(pool, self.settings))
         tokens = np.concatenate([[0], np.cumsum(pool.tokens[order])])
         wanted = pool.tokens[followed.indices].sum()
         least = min(1, len(followed.indices))

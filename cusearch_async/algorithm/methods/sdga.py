@@ -171,7 +171,7 @@ class SdgaPhase(Method[SdgaMemory]):
 
     def select(self, pool: Candidates, memory: SdgaMemory, rng: np.random.Generator) -> Selection[SdgaMemory]:
         reserve, budget = self.settings.phase_reserve, self.budget
-        places = _in_buckets(pool, self.settings)
+        places = in_buckets(pool, self.settings)
         capacities = count_depths(pool.depths[places], pool.s_max)
         phase = advance_phase(capacities, budget, memory.phase)
         plan = phase_plan(capacities, budget, phase, reserve)
@@ -203,7 +203,7 @@ class SdgaAuto(Method[NoMemory]):
     plan = staticmethod(auto_plan)
 
     def select(self, pool: Candidates, memory: NoMemory, rng: np.random.Generator) -> Selection[NoMemory]:
-        places = _in_buckets(pool, self.settings)
+        places = in_buckets(pool, self.settings)
         return Selection(indices=_follow(self.plan(pool.s_max, self.budget), pool, places, rng), memory=memory)
 
 
@@ -213,7 +213,7 @@ class SdgaAnti(SdgaAuto):
     plan = staticmethod(anti_plan)
 
 
-def _in_buckets(pool: Candidates, settings: BucketSettings) -> NDArray[np.int64]:
+def in_buckets(pool: Candidates, settings: BucketSettings) -> NDArray[np.int64]:
     """Places in the pool of the trajectories that the buckets hold: all, in the paper."""
     return np.flatnonzero(pool.in_mixed_groups) if settings.mixed_groups_only else np.arange(len(pool.depths))
 

@@ -193,6 +193,15 @@ for ticket in pairs(somewhere) do
   if another_contract or (has_nothing and redis.call('ZSCORE', key('ready'), ticket)) then generate_again(ticket) end
 end
 
+if another_contract then  -- groups that are generated again have the sizes that this learner's method plans
+  local function is_open(ticket) return somewhere[ticket] or to_requeue[ticket] end
+  for _, ticket in ipairs(redis.call('HKEYS', key('sizes'))) do
+    if is_open(ticket) or tonumber(ticket) >= granted then redis.call('HDEL', key('sizes'), ticket) end
+  end
+  for ticket, size in pairs(method.sizes) do
+    if is_open(ticket) then redis.call('HSET', key('sizes'), ticket, size) end
+  end
+end
 save_method_state(method, granted)
 for ticket in pairs(somewhere) do next_ticket = math.max(next_ticket, tonumber(ticket) + 1) end
 redis.call('SET', key('next_ticket'), next_ticket)
