@@ -15,6 +15,8 @@ Key = TypeVar("Key", bound=Hashable)
 Answer = TypeVar("Answer")
 
 _MOST_DOUBLINGS = 60
+CONTROL = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
+"""What ends work from outside: no failure of the work itself."""
 
 
 class Batcher(Generic[Item, Answer]):

@@ -1,4 +1,4 @@
-"""Stand-ins for an episode's policy and search, and for a tokenizer with a chat template."""
+"""Stand-ins for an episode's policy and search, for a tokenizer with a chat template, and for a panic."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from cusearch_async.types import Question
 
 STARTER = Path(__file__).parent.parent / "cusearch_async" / "atlas" / "starter"
 """The shipped policy; its tokenizer is real and small."""
+
+
+class Panic(BaseException):
+    """As of a library in Rust (pyo3_runtime.PanicException)."""
 
 
 @dataclass(frozen=True, slots=True)

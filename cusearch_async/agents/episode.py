@@ -20,7 +20,7 @@ from cusearch_async.agents.gateway import Gateway, Session
 from cusearch_async.agents.parsing import parser_of
 from cusearch_async.agents.remote import Remote
 from cusearch_async.agents.turns import ChatPolicy, Turns
-from cusearch_async.concurrency import DaemonThreads
+from cusearch_async.concurrency import CONTROL, DaemonThreads
 from cusearch_async.config import EpisodeConfig, agents_token
 from cusearch_async.environments import AgentEnvironment, Environment, Episode
 from cusearch_async.environments.task import Ending, Task
@@ -34,7 +34,7 @@ from cusearch_async.types import Question, Trajectory
 log = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 2**16
-"""Of an answer: it is stored with the trajectory."""
+"""Of an answer, and of the end of stderr: they are stored with the trajectory."""
 _in_program = ContextVar("in a program of the user's", default=False)
 ATTEMPTS, END_S = 5, 3.0
 """So often is a program cancelled that does not end, and so long waited for each time."""
@@ -63,6 +63,7 @@ class AgentRunner(EpisodeRunner):
         if len(addresses) > 1:
             raise ConfigError(f"environment.LABEL.remote must be the same for all, got {', '.join(sorted(addresses))}")
         self._prepared: asyncio.AbstractEventLoop | None = None
+        self._endings: set[asyncio.Future[None]] = set()
         self._functions = [one.name for one in environments.values() if isinstance(one, AgentEnvironment) and one.agent]
         self.limits_met: set[str] = set()
         """Limits of an episode at which one has ended without an answer."""
@@ -117,7 +118,8 @@ class AgentRunner(EpisodeRunner):
             score = await environment.final_score(episode)
         rows = [row.tape for row in turns.rows if row.tape.logprobs]
         found = self._trajectory(episode, rows, score, worker, started, turns.waited_s, turns.counted_tokens)
-        return replace(found, stderr=without_surrogates(ending.stderr), ignored_fields=turns.ignored_fields)
+        stderr = without_surrogates(ending.stderr)[-MOST_CHARACTERS:]
+        return replace(found, stderr=stderr, ignored_fields=turns.ignored_fields)
 
     async def _ending(
         self, environment: AgentEnvironment, task: Task, session: Session, turns: Turns, limit: Limit
@@ -147,8 +149,7 @@ class AgentRunner(EpisodeRunner):
                         begin()
                     await asyncio.wait({program})
         finally:
-            await turns.end()
-            await _end(program, name)
+            await self._end_whole(turns, program, name)
         returned, failed = None, None
         if limit.has_expired:
             failed = EpisodeFailed(f"{name} took longer than episode.timeout_s ({self.settings.timeout_s:g} s)")
@@ -162,6 +163,8 @@ class AgentRunner(EpisodeRunner):
         if turns.outage is not None:  # whatever the program made of it
             raise turns.outage
         ending = returned if isinstance(returned, Ending) else Ending(None if failed else returned)
+        if not isinstance(ending.stderr, str):
+            raise EpisodeFailed(f"{name} must give its stderr as a text, got {ending.stderr!r:.100}")
         is_the_policys = turns.may_fail and not limit.has_expired
         if turns.at_limit:
             self._tell_of_limit(name, turns.at_limit)
@@ -170,6 +173,18 @@ class AgentRunner(EpisodeRunner):
         if failed is not None:
             raise failed
         return replace(ending, result=_checked(ending.result, name))
+
+    async def _end_whole(self, turns: Turns, program: asyncio.Future[Any], name: str) -> None:
+        """Also where the episode is cancelled again meanwhile, which then waits for it no longer."""
+
+        async def end() -> None:
+            await turns.end()
+            await _end(program, name)
+
+        task = asyncio.ensure_future(end())
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        await asyncio.shield(task)
 
     def _tell_of_limit(self, name: str, limit: str) -> None:
         if limit not in self.limits_met:
@@ -212,7 +227,9 @@ async def _outcome(program: Callable[..., Awaitable[Any]], *given: Any) -> Any:
     _in_program.set(True)
     try:
         return await program(*given)
-    except (Exception, SystemExit) as error:
+    except CONTROL:
+        raise
+    except BaseException as error:  # SystemExit, and what a library in Rust that panics raises
         return error
 
 

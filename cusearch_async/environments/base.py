@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
-from cusearch_async.concurrency import in_daemon_thread
+from cusearch_async.concurrency import CONTROL, in_daemon_thread
 from cusearch_async.environments.templates import Quoted, Template
 from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
 from cusearch_async.extensions import Settings
@@ -207,8 +207,8 @@ def _failing(name: str, if_of_threads: str = "") -> Iterator[None]:
     """A user's function may do anything. Raises: EpisodeFailed."""
     try:
         yield
-    except EpisodeFailed:
+    except (EpisodeFailed, *CONTROL):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # SystemExit, and what a library in Rust that panics raises
         why = f"{type(error).__name__}: {first_line(error)}"
         raise EpisodeFailed(f"{name} failed: {why}{if_of_threads if 'thread' in why else ''}") from error

@@ -34,4 +34,4 @@ class Ending:
     result: str | float | None
     """Its answer, or a reward; None when it has neither."""
     stderr: str = ""
-    """Kept with the trajectory, for people."""
+    """Its end is kept with the trajectory, for people."""

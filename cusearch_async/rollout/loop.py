@@ -224,9 +224,10 @@ class RolloutLoop:
                 await asyncio.wait_for(self._change.wait(), left_s)
 
     async def _request_slots(self) -> list[RolloutSlot]:
-        """Slots for the room that this worker has; asks for none while the buffer has no tickets."""
+        """Slots for the room that this worker has; asks for none while the buffer has no tickets. Nor while the engine
+        hangs: it would get its own again, until they have failed too often."""
         room = self._room.size - (len(self._episodes) - len(self._putting))
-        if room <= 0 or not self._may_grant:
+        if room <= 0 or not self._may_grant or self._status().hangs(self._config.redis.lease_s):
             return []
         self._may_grant = False
         slots = await self._buffer.admit(self._name, self._engine.version, room)
@@ -260,9 +261,9 @@ class RolloutLoop:
             why = str(error) or type(error).__name__
             kind = next(kind for failed, kind in OF_ONE_EPISODE.items() if isinstance(error, failed))
             self._activity.failures.add(kind, slot.ticket, slot.rollout, why)
-        except CusearchError:
+        except (CusearchError, asyncio.CancelledError):
             raise
-        except Exception:
+        except BaseException:  # a library in Rust that panics raises no Exception
             grant.has_failed = True
             raise
         else:

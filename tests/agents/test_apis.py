@@ -163,6 +163,8 @@ def from_user(*blocks: dict) -> dict:
         (messages, from_user({"type": "tool_result"}), "tool_use_id must be a text"),
         (messages, {"messages": [*HELLO["messages"], {"role": "assistant", "content": "It is"}]}, "is not continued"),
         (messages, HELLO | {"tools": [{"name": "x"}]}, "tools must be a list of"),
+        (messages, HELLO | {"tools": [{"name": "x", "input_schema": {}, "description": 5}]}, "must be a text"),
+        (responses, {"input": "x", "tools": [{"type": "function", "name": "x", "parameters": "y"}]}, "must be an obj"),
         (messages, HELLO | {"top_k": 3}, "top_k is not supported"),
         (messages, HELLO | {"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking must be"),
         (messages, HELLO | {"tool_choice": {"type": "any"}}, "tool_choice must be"),

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import aiohttp
@@ -17,11 +18,14 @@ from cusearch_async.agents.api import Refused
 from cusearch_async.agents.conversation import Message, ToolCall
 from cusearch_async.environments.task import Ending, Task
 from cusearch_async.errors import ContractMismatch, EpisodeFailed
+from cusearch_async.lifecycle import signals
 from cusearch_async.transport import codec
 from tests.agents.programs import SEARCH, client_of, with_tools
 from tests.agents.test_episodes import Scene, calling, parser  # noqa: F401  (a fixture)
 from tests.agents.test_rows import request_of, turns_of
 from tests.conftest import SLOW
+from tests.fakes import Panic
+from tests.rollout.workers import until
 
 
 async def ask(task: Task) -> str:
@@ -66,6 +70,11 @@ def fails_at_once(task: Task) -> str:
     raise SystemExit(3)
 
 
+async def panics(task: Task) -> str:
+    await ask(task)
+    raise Panic("index out of bounds")
+
+
 def returning(result: object):
     async def agent(task: Task) -> object:
         await ask(task)
@@ -87,6 +96,8 @@ def scene_of(agent, turns=("5", "5"), **settings) -> Scene:
         (exits, "with_tools failed: SystemExit: 3"),
         (runs_a_tool_that_exits, "with_tools failed: EpisodeFailed: SystemExit: 3"),
         (fails_at_once, "with_tools failed: SystemExit: 3"),
+        (panics, "with_tools failed: Panic: index out of bounds"),
+        (returning(Ending("5", stderr=b"log")), r"must give its stderr as a text, got b'log'"),
         (returning(10**400), r"a text, a finite number or None, got 1000"),
         (returning("x" * 100_000), r"an answer of 100000 characters, more than 65536"),
     ],
@@ -198,6 +209,32 @@ async def test_an_agent_that_swallows_its_first_cancellation_is_cancelled_again(
     with pytest.raises(EpisodeFailed, match="took longer"):
         await asyncio.wait_for(scene_of(swallows_one, timeout_s=0.2).run(), 20 * SLOW)
     assert "does not end" not in caplog.text
+
+
+async def test_the_program_of_an_episode_that_is_ended_at_once_is_cancelled_on(monkeypatch):
+    """After a learner has gone back, an episode is cancelled again each second; the program was left running."""
+    monkeypatch.setattr(agent_episode, "END_S", 0.05)
+    monkeypatch.setattr(signals, "CANCEL_AGAIN_S", 0.02)
+    programs = []
+
+    async def swallows_two(task: Task) -> str:
+        programs.append(asyncio.current_task())
+        for _ in range(2):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(1000)
+        return await asyncio.sleep(1000, "5")
+
+    episode = asyncio.ensure_future(scene_of(swallows_two).run())
+    await until(lambda: programs)
+    await signals.end_tasks([episode])
+    await until(programs[0].done)
+
+
+async def test_a_long_stderr_is_cut_to_what_the_buffer_takes():
+    """It was stored, refused when it was claimed, and its episode run again."""
+    trajectory = await scene_of(returning(Ending("5", stderr="x" * 2_000_000 + "end"))).run()
+    assert trajectory.stderr.endswith("xend")
+    assert codec.decode(codec.encode(trajectory), 10_000).stderr == trajectory.stderr
 
 
 class OfAnotherCorpus:

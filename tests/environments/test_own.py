@@ -26,7 +26,7 @@ from cusearch_async.types import Question
 from docs.examples.calculator import Calculator, calculate
 from tests.conftest import SLOW
 from tests.environments.echo import Echo
-from tests.fakes import STARTER, FakeSearch, ScriptedPolicy
+from tests.fakes import STARTER, FakeSearch, Panic, ScriptedPolicy
 
 TOKENIZER = AutoTokenizer.from_pretrained(STARTER)
 EPISODE = EpisodeConfig(s_max=3, max_prompt_tokens=400, max_observation_tokens=200)
@@ -170,6 +170,7 @@ async def judged(episode, score):
         (gives("very good"), "failed: ValueError: could not convert string to float: 'very good'"),
         (raises(KeyError("JUDGE_URL")), "failed: KeyError: 'JUDGE_URL'"),
         (raises(SystemExit(3)), "failed: SystemExit: 3"),
+        (raises(Panic("index out of bounds")), "failed: Panic: index out of bounds"),
         (raises(StopIteration()), "failed: StopIteration: StopIteration"),
         (raises(InvalidTrajectory("of my own")), "failed: InvalidTrajectory: of my own"),
         (lambda episode, score: nested(0), "failed: RecursionError: maximum recursion depth exceeded"),

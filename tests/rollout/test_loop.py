@@ -117,6 +117,31 @@ async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts,
         assert len(runner.running) == 16, "the episodes go on"
 
 
+async def test_a_hung_worker_takes_none_of_its_tickets_again(parts, monkeypatch):
+    """It did so each time, until all its groups had failed too often."""
+    monkeypatch.setattr(rollout_loop, "HEARTBEAT_S", 0.02)
+    run, _, runner, loop = parts
+    loop._buffer = buffer = BeatingBuffer(run, make_limits(max_staleness=1))
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: set(buffer.tickets) == set(range(8)))
+        loop._engine.last_token_age_s = loop._config.redis.lease_s + 1
+        await until(lambda: buffer.tickets == ())
+        run.now += loop._config.redis.lease_s + 1
+        assert await MemoryBuffer(run, make_limits(max_staleness=1)).admit("other", 0, 0) == []
+        assert run.requeue == set(range(8))
+        loop._may_grant = True
+        loop._change.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert run.requeue == set(range(8))
+        assert run.attempts == dict.fromkeys(range(8), 1)
+        assert len(runner.running) == 16
+        loop._engine.last_token_age_s = 0.5
+        loop._change.set()
+        await until(lambda: not run.requeue)
+
+
 async def test_a_worker_that_waits_for_its_first_weights_says_so(parts, monkeypatch, caplog):
     monkeypatch.setattr(progress, "LOG_EVERY_S", 0.05)
     caplog.set_level("INFO")

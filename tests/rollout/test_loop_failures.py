@@ -14,6 +14,7 @@ from cusearch_async.lifecycle import signals
 from cusearch_async.rollout import loop as rollout_loop
 from cusearch_async.rollout.loop import RolloutLoop
 from tests.conftest import SLOW
+from tests.fakes import Panic
 from tests.rollout.workers import QUESTIONS, FailingRunner, FakeEngine, FakeSearch, HeldRunner, running, until
 from tests.transport.conftest import RedisBackend
 from tests.transport.filling import start
@@ -67,6 +68,16 @@ async def test_a_trajectory_that_the_buffer_refuses_fails_its_episode(parts):
             runner.running[place].set()
         await until(lambda: run.attempts == {0: 1})
         assert loop._status().failed_episodes_by_kind == "trajectory:1"
+
+
+async def test_a_panic_ends_the_worker_and_its_ticket_has_failed(parts):
+    run, buffer, _, loop = parts
+    loop._runner = FailingRunner(p5_0=Panic("index out of bounds"))
+    await start(buffer)
+    with pytest.raises(BaseException, match="index out of bounds"):
+        await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
+    assert run.attempts == {5: 1}
+    assert run.requeue == set(range(8))
 
 
 async def test_an_error_in_the_program_ends_the_worker_with_itself_as_the_last_line_and_its_ticket_has_failed(parts):
