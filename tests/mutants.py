@@ -388,8 +388,8 @@ MUTANTS = {
     "another Redis has the folder": (OWNER, "if here != last.buffer and not self._accepts_changes:", "if False:"),
     "random tokens are the first": (
         CONTROLS,
-        "order = rng.permutation(len(pool.tokens))",
-        "order = np.arange(len(pool.tokens))",
+        "order = rng.permutation(in_buckets(pool, self.settings))",
+        "order = in_buckets(pool, self.settings)",
     ),
     "strata of neighbours are one": (STRATIFIED, "(pool.s_max + 1) + pool", "pool.s_max + pool"),
     "AR3PO's largest group is G": (AR3PO, "return 2 * rollouts", "return rollouts"),

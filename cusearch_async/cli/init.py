@@ -199,6 +199,7 @@ def _next(base: str, path: Path, answers: dict[str, str]) -> Iterator[str]:
         yield f"cusearch index {config}"
     yield f"cusearch check {config}"
     if base == WITHOUT_GPU:
-        note = f"unless the model knows the tags; it makes runs/{path.stem}-warmstart/model"
+        note = "unless the model knows the tags"
         yield f"cusearch warmstart {config} --demonstrations FILE.jsonl   # {note}"
-    yield f"cusearch launch {config}"
+    after = f"   # then with --model.path runs/{path.stem}-warmstart/model" if base == WITHOUT_GPU else ""
+    yield f"cusearch launch {config}{after}"

@@ -179,11 +179,7 @@ class MemoryBuffer:
             run.move(id_, "claimed")
         run.generate_again(step, everything=is_changed)
         run.memory = method.memory
-        planned = {t for t in method.sizes if t >= run.state.next_ticket}
-        if is_changed:  # groups that are generated again have the sizes that this learner's method plans
-            run.sizes = {t: run.sizes[t] for t in run.sizes if any(t in pool.tickets for pool in run.pools.values())}
-            planned |= run.requeue
-        run.sizes = {t: size for t, size in method.sizes.items() if t in planned} | run.sizes
+        run.plan_sizes(method.sizes, everything=is_changed)
         run.state = replace(
             run.state,
             epoch=max(run.state.epoch, least_epoch) + 1,

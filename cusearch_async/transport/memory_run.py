@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cusearch_async.run.identity import NOBODY, Identity
@@ -211,6 +212,15 @@ class MemoryRun:
         else:
             self.close_group(ticket)
             self._mark_incomplete(ticket, len(self.missing(ticket)))
+
+    def plan_sizes(self, sizes: Mapping[int, int], everything: bool) -> None:
+        """Of tickets that are not granted; with `everything` also of the groups that are generated again."""
+        planned = {t for t in sizes if t >= self.state.next_ticket}
+        if everything:
+            kept = {t for pool in self.pools.values() for t in pool.tickets}
+            self.sizes = {t: size for t, size in self.sizes.items() if t in kept}
+            planned |= self.requeue
+        self.sizes = {t: size for t, size in sizes.items() if t in planned} | self.sizes
 
     def generate_again(self, step: int, everything: bool) -> None:
         """At the start of a learner: requeue the groups from `step` on in which no episode has succeeded, or

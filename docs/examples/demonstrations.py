@@ -2,9 +2,9 @@
 
     python -m docs.examples.demonstrations QUESTIONS.jsonl DEMONSTRATIONS.jsonl laptop mine.toml
 
-A question's row has `metadata.decomposition`, a list of {"question", "answer"} as MuSiQue has it ("#1 >> spouse": of
-the first answer); without one, the question itself is the only search. A row is written where every search finds its
-answer.
+A question's row has `metadata.question_decomposition` (or `decomposition`), a list of {"question", "answer"} as MuSiQue
+has it ("#1 >> spouse": of the first answer), whose own file `cusearch data convert` brings into this form. Without one,
+the question itself is the only search. A row is written as soon as every search has found its answer.
 """
 
 from __future__ import annotations
@@ -26,10 +26,18 @@ from cusearch_async.types import Question
 
 def searches(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(query, answer) of each link."""
-    known: list[str] = []
-    whole = {"question": row["question"], "answer": row["golden_answers"][0]}
-    for link in row.get("metadata", {}).get("decomposition") or [whole]:
-        asked = re.sub(r"#(\d+)", lambda place: known[int(place[1]) - 1], link["question"])
+    metadata, known = row.get("metadata") or {}, list[str]()
+
+    def named(place: re.Match[str]) -> str:
+        """The answer that is meant; "#1" may also be a place in a list."""
+        number = int(place[1])
+        return known[number - 1] if 0 < number <= len(known) else place[0]
+
+    links = metadata.get("question_decomposition") or metadata.get("decomposition")
+    if not links:
+        yield row["question"], row["golden_answers"][0]
+    for link in links or ():
+        asked = re.sub(r"#(\d+)", named, link["question"])
         known.append(link["answer"])
         yield asked.replace(" >> ", " "), link["answer"]
 
@@ -48,18 +56,24 @@ async def demonstration(row: dict[str, Any], number: int, client: Search) -> dic
     return {key: row[key] for key in ("question", "golden_answers")} | {"turns": turns, "documents": documents}
 
 
-async def ask(rows: list[dict[str, Any]], config: Config) -> list[dict[str, Any]]:
-    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as client:
-        await client.wait_until_answering(config.run.wait_s)
-        found = [await demonstration(row, number, client) for number, row in enumerate(rows)]
-    return [one for one in found if one]
+async def write(rows: list[dict[str, Any]], config: Config, target: Path) -> int:
+    """How many were written."""
+    count = 0
+    with target.open("w", encoding="utf-8") as file:
+        async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as client:
+            await client.wait_until_answering(config.run.wait_s)
+            for number, row in enumerate(rows):
+                if found := await demonstration(row, number, client):
+                    file.write(json.dumps(found, ensure_ascii=False) + "\n")
+                    file.flush()
+                    count += 1
+    return count
 
 
 def main(source: Path, target: Path, configs: list[Path]) -> None:
     rows = [json.loads(line) for line in source.read_text(encoding="utf-8").split("\n") if line.strip()]
-    found = asyncio.run(ask(rows, load_config(configs)))
-    target.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found), encoding="utf-8")
-    print(f"{len(found)} demonstrations of {len(rows)} questions in {target}")
+    count = asyncio.run(write(rows, load_config(configs), target))
+    print(f"{count} demonstrations of {len(rows)} questions in {target}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cusearch_async.cli.main import make_parser
+from cusearch_async.cli.parts import fleet
 from cusearch_async.config import load_config
 from cusearch_async.lifecycle import gpus
 
@@ -65,6 +66,15 @@ def test_containers_share_what_processes_of_a_machine_share():
         assert process["network_mode"] == "service:network"
         assert process["volumes"] == [".:/work", f"gpus:/tmp/{gpus._folder().name.rpartition('-')[0]}-0"]
     assert {*services("compose.gpu.yaml")} == {"learner", "rollout"}
+
+
+def test_each_container_gets_the_secrets_that_its_process_needs():
+    """A retriever ended for the lack of a key that was in the shell, and was started again for ever."""
+    composed = {"learner", "rollout", "retriever", "dashboard"}
+    needed = {secret for secret, users in fleet._SECRETS.items() if composed & {*users}}
+    found = services("compose.yaml")
+    for name in ("redis", "retriever", "learner", "rollout", "page"):
+        assert needed | {"HF_TOKEN"} <= {*found[name]["environment"]}, name
 
 
 def test_a_worker_in_the_lean_image_reads_the_questions_of_the_cluster():

@@ -7,10 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cusearch_async.config import load_config
+from cusearch_async.data.files import write_questions
+from cusearch_async.data.questions import load_questions
 from cusearch_async.models import load_tokenizer
 from cusearch_async.warmstart.demonstrations import Sources, read_demonstrations
-from docs.examples.demonstrations import demonstration
+from docs.examples.demonstrations import demonstration, searches
 from tests.fakes import FakeSearch
 
 ROW: dict[str, Any] = {
@@ -46,6 +50,36 @@ def test_each_link_is_searched_with_the_answer_of_the_one_before(tmp_path: Path)
 
 def test_a_question_whose_search_does_not_find_its_answer_is_left_out():
     assert asyncio.run(demonstration(ROW, 0, FakeSearch(FOUND | {"currency of Belarus": ["nothing"]}))) is None
+
+
+def test_a_row_of_musique_is_searched_link_by_link(tmp_path: Path):
+    """Its column has another name; the whole question was the only search then."""
+    links = [
+        {"id": 1, "question": "Green >> performer", "answer": "Steve Hillage", "paragraph_support_idx": 0},
+        {"id": 2, "question": "#1 >> spouse", "answer": "Miquette Giraudy", "paragraph_support_idx": 1},
+    ]
+    row = {"id": "2hop__1_2", "question": "Who is the spouse of the performer of Green?", "answer": "Miquette Giraudy"}
+    path, converted = tmp_path / "musique.jsonl", tmp_path / "questions.jsonl"
+    path.write_text(json.dumps(row | {"question_decomposition": links, "answerable": True}) + "\n")
+    write_questions(load_questions([str(path)]), converted)
+    (line,) = converted.read_text().splitlines()
+    assert [query for query, _ in searches(json.loads(line))] == ["Green performer", "Steve Hillage spouse"]
+
+
+@pytest.mark.parametrize(
+    ("row", "queries"),
+    [
+        ({"question": "who had the most #1 hits"}, ["who had the most #1 hits"]),
+        ({"question": "?", "metadata": None}, ["?"]),
+        (
+            {"question": "?", "metadata": {"decomposition": [{"question": "the #1 album of 1990", "answer": "a"}]}},
+            ["the #1 album of 1990"],
+        ),
+    ],
+)
+def test_what_is_no_answer_of_before_stays(row, queries):
+    """Such a question ended the script, and all answers so far were lost."""
+    assert [query for query, _ in searches(row | {"golden_answers": ["a"]})] == queries
 
 
 def test_without_a_decomposition_the_question_is_the_only_search():
