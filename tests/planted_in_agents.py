@@ -14,7 +14,7 @@ GATEWAY = ("agents/gateway.py", "agents/test_gateway.py")
 AGENTS = {
     "an agent's exit is the worker's": (
         EPISODES,
-        "except (Exception, SystemExit) as error:",
+        "except BaseException as error:",
         "except Exception as error:",
     ),
     "an agent is cancelled once": (EPISODES, "ATTEMPTS, END_S = 5, 3.0", "ATTEMPTS, END_S = 1, 3.0"),

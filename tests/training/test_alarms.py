@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 
 import pytest
@@ -10,12 +11,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError, StoppedByAlarm
+from cusearch_async.errors import ConfigError, Fenced, NonFiniteUpdate, StoppedByAlarm
 from cusearch_async.files import append_row
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training import alarms as module
+from cusearch_async.training import takeover
 from cusearch_async.training.alarms import AlarmWatch
 from tests.conftest import SLOW, wait_until
+from tests.training.test_takeover import Scene
 from tests.training.test_train import setting, start
 
 __all__ = ["setting"]
@@ -137,3 +140,23 @@ def test_settings_that_cannot_be_are_refused(atlas_config, setting_and_value, sa
     with pytest.raises(ConfigError, match="alarms") as error:
         load_config(atlas_config, setting_and_value)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("error", [NonFiniteUpdate("it is\nrefused"), Fenced("another learner has taken over")])
+def test_hooks_are_told_of_an_error_that_ends_the_run(atlas_config, tmp_path, error, monkeypatch):
+    """No alarm could: a step that fails has no row. A run that another learner continues has not ended."""
+    monkeypatch.setattr(takeover, "BEAT_S", 0.1)
+    told, code = tmp_path / "told", "import sys; open(sys.argv[1], 'a').write(sys.argv[2])"
+    command = json.dumps([sys.executable, "-c", code, str(told), "{name} {step} {text}"])
+    s = Scene(atlas_config, tmp_path / "run", "--alarms.command", command)
+
+    def refuse(step):
+        raise error
+
+    s.learner.at_update = refuse
+    with pytest.raises(type(error)):
+        s.lead()
+    has_ended = isinstance(error, NonFiniteUpdate)
+    assert told.exists() == has_ended
+    if has_ended:
+        assert told.read_text().startswith("run_ended 0 atlas has ended at step 0: it is")

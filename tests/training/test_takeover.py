@@ -4,12 +4,10 @@ down what it is told."""
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import re
 import signal
-import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -278,25 +276,6 @@ def test_the_other_ranks_are_stopped_when_training_fails(scene):
     with pytest.raises(NonFiniteUpdate):
         s.lead()
     assert s.events[-2:] == ["update 0", "stop"]
-
-
-@pytest.mark.parametrize("error", [NonFiniteUpdate("it is\nrefused"), Fenced("another learner has taken over")])
-def test_hooks_are_told_of_an_error_that_ends_the_run(scene, tmp_path, error, monkeypatch):
-    """No alarm could: a step that fails has no row. A run that another learner continues has not ended."""
-    monkeypatch.setattr(takeover, "BEAT_S", 0.1)
-    told, code = tmp_path / "told", "import sys; open(sys.argv[1], 'a').write(sys.argv[2])"
-    s = scene("--alarms.command", json.dumps([sys.executable, "-c", code, str(told), "{name} {step} {text}"]))
-
-    def refuse(step):
-        raise error
-
-    s.learner.at_update = refuse
-    with pytest.raises(type(error)):
-        s.lead()
-    has_ended = isinstance(error, NonFiniteUpdate)
-    assert told.exists() == has_ended
-    if has_ended:
-        assert told.read_text().startswith("run_ended 0 atlas has ended at step 0: it is")
 
 
 def test_a_signal_ends_the_run_behind_its_step_with_a_checkpoint(scene):
