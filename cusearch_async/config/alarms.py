@@ -15,7 +15,7 @@ class AlarmsConfig(Section):
     stop_on: Free[Names] = ()
     """Alarms that end the run, at its newest checkpoint; of those in `cusearch alarms --rules`."""
     command: Free[Names] = ()
-    """A command and its arguments, run when an alarm begins, or an error ends the run ({name} is then run_ended);
+    """A command and its arguments, run when an alarm begins, or an error in its steps ends the run (run_ended);
     {name}, {text}, {run} and {step} are filled in."""
     url: Free[Annotated[str, asked_url("http://127.0.0.1:9000/alarms")] | None] = None
     """Where the same is posted, as JSON."""

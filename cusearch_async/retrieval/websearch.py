@@ -141,9 +141,10 @@ class WebSearch:
 
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         """A document's score is 1 / its rank. The first query that fails ends the others of the request."""
+        own = len(queries)
         try:
             async with asyncio.TaskGroup() as group:
-                searches = [group.create_task(self._search(query.text, topk)) for query in queries]
+                searches = [group.create_task(self._search(query.text, topk, own)) for query in queries]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return [search.result() for search in searches]
@@ -170,26 +171,27 @@ class WebSearch:
         if self._session is not None:
             await self._session.close()
 
-    async def _search(self, text: str, topk: int) -> list[Scored]:
+    async def _search(self, text: str, topk: int, own: int) -> list[Scored]:
+        """`own`: how many queries its request has."""
         query = text.strip().encode("utf-8", "ignore")[:MAX_QUERY_BYTES].decode("utf-8", "ignore").strip()
         cache, passages = self._cache, list[Passage]()
         if query and cache is None:
-            passages = await self._ask(query, topk)
+            passages = await self._ask(query, topk, own)
         elif query and cache is not None:
-            passages = await self._in_flight.share((query, topk), lambda: self._look_up(query, topk, cache))
+            passages = await self._in_flight.share((query, topk), lambda: self._look_up(query, topk, own, cache))
         return [(passage, 1 / rank) for rank, passage in enumerate(passages, start=1)]
 
-    async def _look_up(self, query: str, topk: int, cache: _Cache) -> list[Passage]:
+    async def _look_up(self, query: str, topk: int, own: int, cache: _Cache) -> list[Passage]:
         known = await asyncio.to_thread(cache.read, self._place, query, topk)
         if known is not None:
             self._cache_hits += 1
             return known
-        passages = await self._ask(query, topk)
+        passages = await self._ask(query, topk, own)
         await asyncio.to_thread(cache.write, self._place, query, topk, passages)
         return passages
 
-    async def _ask(self, query: str, topk: int) -> list[Passage]:
-        if self._waiting > self._most_waiting:  # no failure: the client makes a pause
+    async def _ask(self, query: str, topk: int, own: int) -> list[Passage]:
+        if self._waiting - (own - 1) > self._most_waiting:
             raise SearchFailed(f"{self._waiting} searches wait for retriever.web.per_second", status=429)
         failed = 0
         try:

@@ -46,7 +46,8 @@ def run_all(
             _remove(folder / WORK / name, plan, plan.runs.get(name))
     for run in runs:
         where = folder / WORK / run.id
-        if lacks_a_score(run, where):
+        _wait_until_free(where)
+        if lacks_a_score(run, where) and not any(key.endswith("objects") for key in places_of(plan, run)):
             log.warning("%s has not scored all versions; it is made anew", run.id)
             _remove(where, plan, run)
         reason, wall_s = _launch(plan, run, where)
@@ -79,7 +80,6 @@ def _launch(plan: Plan, run: PlannedRun, where: Path) -> tuple[str, float]:
     """Launch or continue a run in the folder `where`. Returns why it failed, or nothing, and the seconds of all
     attempts."""
     where.parent.mkdir(parents=True, exist_ok=True)
-    _wait_until_free(where)
     output = where.with_name(f"{where.name}.log")
     seen = output.stat().st_size if output.exists() else 0
     before, began = _seconds_before(where), time.monotonic()

@@ -17,7 +17,7 @@ from cusearch_async.alarms.history import History, Limits
 from cusearch_async.config import Config, is_loopback
 from cusearch_async.config.alarms import AlarmsConfig
 from cusearch_async.errors import Fenced, StoppedByAlarm, first_line
-from cusearch_async.metrics.files import read_metrics, steps_done
+from cusearch_async.metrics.files import read_metrics
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.run.folder import METRICS
 
@@ -72,12 +72,11 @@ class AlarmWatch:
         task.add_done_callback(self._hooks.discard)
 
 
-async def tell_of_end(config: Config, error: Exception) -> None:
-    """Tell the hooks of an error that has ended the run. An alarm of alarms.stop_on they know, and a run that another
-    learner has taken over continues."""
+async def tell_of_end(config: Config, error: Exception, step: int) -> None:
+    """Tell the hooks of an error that has ended the run in `step`. An alarm of alarms.stop_on they know, and a run that
+    another learner has taken over continues."""
     if not isinstance(error, StoppedByAlarm | Fenced):
-        step = steps_done(read_metrics(config.folder / METRICS))
-        text = f"{config.run.name} has ended at step {step}: {first_line(error)}"
+        text = f"{config.run.name} has ended in step {step}: {first_line(error)}"
         await tell(config.alarms, ENDED, text, config.folder, step)
 
 

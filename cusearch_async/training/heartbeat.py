@@ -30,9 +30,11 @@ class Heartbeat(Background):
     It also checks the other ranks, for which rank 0 may wait in a collective: if a rank is silent for run.stall_s or
     learner.collective_timeout_s, the process ends. `check` raises an error of the program in here."""
 
-    def __init__(self, buffer: LearnerBuffer, ranks: Ranks, stall_s: float, collective_timeout_s: float) -> None:
+    def __init__(
+        self, buffer: LearnerBuffer, ranks: Ranks, stall_s: float, collective_timeout_s: float, step: int = 0
+    ) -> None:
         super().__init__()
-        self.step = 0
+        self.step = step
         """Learner step that is waited for or trained."""
         self._buffer = buffer
         self._ranks = ranks

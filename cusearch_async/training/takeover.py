@@ -137,14 +137,10 @@ class Leader:
         opened = self._open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, self._identity)
         async with opened as buffer:
             await self.take_over(buffer, store, start)
+            stall_s, collective_s = config.run.stall_s, config.learner.collective_timeout_s
+            heartbeat = Heartbeat(buffer, self._ranks, stall_s, collective_s, start.step)
             try:
-                async with (
-                    self._transport.serving(),
-                    Heartbeat(
-                        buffer, self._ranks, config.run.stall_s, config.learner.collective_timeout_s
-                    ) as heartbeat,
-                    in_thread(learner, self._lock) as trainer,
-                ):
+                async with self._transport.serving(), heartbeat, in_thread(learner, self._lock) as trainer:
                     await asyncio.to_thread(self._checkpoints.tell_start)  # it may have to upload all of one
                     step = await train(
                         trainer, buffer, store, self._checkpoints, start, self._questions, config, heartbeat, stop
@@ -153,7 +149,7 @@ class Leader:
             except Exception as error:
                 explained = await explain(buffer, error)
                 record_stop(config.folder, buffer.epoch, None, first_line(explained))
-                await tell_of_end(config, explained)
+                await tell_of_end(config, explained, heartbeat.step)
                 if explained is error:
                     raise
                 raise explained from error

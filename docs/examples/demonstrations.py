@@ -59,9 +59,9 @@ async def demonstration(row: dict[str, Any], number: int, client: Search) -> dic
 async def write(rows: list[dict[str, Any]], config: Config, target: Path) -> int:
     """How many were written."""
     count = 0
-    with target.open("w", encoding="utf-8") as file:
-        async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as client:
-            await client.wait_until_answering(config.run.wait_s)
+    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as client:
+        await client.wait_until_answering(config.run.wait_s)
+        with target.open("w", encoding="utf-8") as file:
             for number, row in enumerate(rows):
                 if found := await demonstration(row, number, client):
                     file.write(json.dumps(found, ensure_ascii=False) + "\n")

@@ -211,6 +211,7 @@ async def test_the_probe_of_the_page_is_right(monkeypatch, tmp_path):
 VALIDATE = SDK_PYTHON.with_name("kubernetes-validate")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not VALIDATE.exists(), reason=f"{VALIDATE}: make setup-sdks")
 @pytest.mark.parametrize("name", ["kubernetes.yaml", "autoscale.yaml"])
 def test_kubernetes_knows_every_field(name):

@@ -12,9 +12,10 @@ import pytest
 from cusearch_async.config import load_config
 from cusearch_async.data.files import write_questions
 from cusearch_async.data.questions import load_questions
+from cusearch_async.errors import RetrievalUnavailable
 from cusearch_async.models import load_tokenizer
 from cusearch_async.warmstart.demonstrations import Sources, read_demonstrations
-from docs.examples.demonstrations import demonstration, searches
+from docs.examples.demonstrations import demonstration, searches, write
 from tests.fakes import FakeSearch
 
 ROW: dict[str, Any] = {
@@ -80,6 +81,15 @@ def test_a_row_of_musique_is_searched_link_by_link(tmp_path: Path):
 def test_what_is_no_answer_of_before_stays(row, queries):
     """Such a question ended the script, and all answers so far were lost."""
     assert [query for query, _ in searches(row | {"golden_answers": ["a"]})] == queries
+
+
+def test_without_a_retriever_what_was_written_before_stays(tmp_path: Path):
+    target = tmp_path / "demonstrations.jsonl"
+    target.write_text("before")
+    options = ["--retriever.url", "http://127.0.0.1:9", "--run.wait_s", "0.1"]
+    with pytest.raises(RetrievalUnavailable):
+        asyncio.run(write([ROW], load_config(Path("atlas"), options), target))
+    assert target.read_text() == "before"
 
 
 def test_without_a_decomposition_the_question_is_the_only_search():

@@ -15,6 +15,7 @@ from cusearch_async.retrieval.corpus import Corpus
 from cusearch_async.retrieval.server import what_is_served
 from tests.http_service import Service, says
 from tests.retrieval.retrievers import QUESTION, client_of, finds
+from tests.run.test_identity import CHANGES
 
 PERU, JAPAN = ({"id": str(i), "contents": text} for i, text in enumerate(["Lima is in Peru.", "Tokyo is in Japan."]))
 
@@ -67,6 +68,7 @@ DENSE = {
         ({"retriever__backend": "zerosearch"}, {"retriever__zerosearch__p_end": "0.9"}),
         ({"retriever__backend": "zerosearch"}, {"retriever__zerosearch__mode": "prompt"}),
         ({"retriever__backend": "serper"}, {"retriever__backend": "serpapi"}),
+        ({"retriever__backend": "a.b:C"}, {"retriever__options": "{k = 1}"}),
         ({"retriever__backend": "serper"}, {"retriever__web__url": "http://127.0.0.1:1/search"}),
     ],
     ids=str,
@@ -81,6 +83,23 @@ def test_whatever_decides_which_documents_a_search_gets_is_in_it(atlas_config, t
         for settings in (before, before | after)
     )
     assert serves(atlas_config, passages, **first) != serves(atlas_config, passages, **second)
+
+
+OF_BACKENDS = {
+    "retriever.dense.": DENSE | {"retriever__dense__kind": "ivf"},
+    "retriever.rerank.": {"retriever__rerank__model": "a/reranker"},
+    "retriever.zerosearch.": {"retriever__backend": "zerosearch"},
+}
+
+
+@pytest.mark.parametrize("key", [key for key in CHANGES if key.startswith(tuple(OF_BACKENDS))])
+def test_every_setting_of_a_backend_that_the_contract_holds_is_in_it(atlas_config, tmp_path, key):
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder" / "config.json").write_text('{"model_type": "bert"}')
+    base = next(settings for prefix, settings in OF_BACKENDS.items() if key.startswith(prefix))
+    before = {name: value.replace("FOLDER", str(tmp_path)) for name, value in base.items()}
+    after = before | {key.replace(".", "__"): CHANGES[key]}
+    assert serves(atlas_config, [PERU], **before) != serves(atlas_config, [PERU], **after)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from cusearch_async.errors import ConfigError, SearchFailed
 from cusearch_async.processes.retriever import make_backend
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.retrieval.server import Retriever
-from cusearch_async.retrieval.websearch import pause_s, web_search
+from cusearch_async.retrieval.websearch import WebSearch, pause_s, web_search
 from tests.conftest import SLOW, free_port
 from tests.http_service import Service, hangs, hangs_up, says
 from tests.retrieval.retrievers import QUESTION
@@ -271,6 +271,15 @@ async def test_requests_of_all_searches_together_keep_the_rate(engine):
     assert len(service.requests) == 6
     for number, seen in enumerate(service.requests):
         assert seen.at_s - began >= number / 25.0
+
+
+async def test_the_queries_of_one_request_do_not_wait_for_each_other_in_vain():
+    """Each was refused for the others, and the first was paid for."""
+    async with served(finds(LIMA)) as (service, address):
+        settings = WebConfig(url=f"{address}/serper", per_second=100.0)
+        search = WebSearch("serper", settings, KEY, longest_wait_s=0.05)
+        assert len(await found(search, *(f"query {n}" for n in range(20)))) == len(service.requests) == 20
+        await search.close()
 
 
 async def test_more_searches_than_the_rate_allows_wait_at_their_clients(atlas_config, monkeypatch):

@@ -120,6 +120,7 @@ async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts,
 async def test_a_hung_worker_takes_none_of_its_tickets_again(parts, monkeypatch):
     """It did so each time, until all its groups had failed too often."""
     monkeypatch.setattr(rollout_loop, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(rollout_loop, "POLL_S", 0)
     run, _, runner, loop = parts
     loop._buffer = buffer = BeatingBuffer(run, make_limits(max_staleness=1))
     await start(buffer)

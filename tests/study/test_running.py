@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from cusearch_async.config import load_config
+from cusearch_async.errors import RunInUse
+from cusearch_async.run import folder as run_folder
 from cusearch_async.study import running, tables
 from cusearch_async.study.plan import OF_A_RUN
 from cusearch_async.study.running import run_all, to_do
@@ -90,6 +92,23 @@ def test_a_run_that_fails_is_kept_with_its_reason_and_the_others_go_on(plan, fol
         assert all(told[run].startswith("it had failed: ") and reason in told[run] for run in broken), (
             "not dropped silently"
         )
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["alive", "in an object store"])
+def test_a_run_that_lacks_a_score_is_deleted_only_where_it_can_be_made_anew(plan, folder, monkeypatch, is_kept):
+    """An earlier launch may still be stopping there; and what an object store has would bring the same run back."""
+    monkeypatch.setenv("FAKE_LAUNCH", "hole")
+    make(plan, folder, [])
+    run = next(iter(plan.runs.values()))
+    where = folder / "work" / run.id
+    if is_kept:
+        monkeypatch.setattr(running, "places_of", lambda *_: {"learner.checkpoint_objects": "s3://bucket/x"})
+        run_all(plan, folder, [run], lambda *_: None)
+    else:
+        monkeypatch.setattr(running, "_LEAVE_S", 0.1)
+        with run_folder.hold(where), pytest.raises(RunInUse):
+            run_all(plan, folder, [run], lambda *_: None)
+    assert (where / "metrics.jsonl").exists()
 
 
 def test_a_run_is_launched_with_its_settings_and_its_starts_outlive_its_folder(plan, folder):

@@ -190,6 +190,7 @@ def test_a_launch_that_is_stopped_ends_its_workers_first_and_redis_last(run: Run
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
     status, output = finish(run.cusearch("launch", run__steps=50), 60)
     assert (status, "is in use: a launch or a demo runs in it" in output) == (1, True), output
+    family = psutil.Process(launched.pid).children(recursive=True)  # Redis and vLLM's engine name themselves otherwise
     os.kill(launched.pid, signal.SIGTERM)
     status, output = finish(launched, 120)
     assert status == 130, output
@@ -201,14 +202,17 @@ def test_a_launch_that_is_stopped_ends_its_workers_first_and_redis_last(run: Run
         assert "Traceback" not in run.log(name)
     assert "killed" not in output
     assert run.processes() == []
+    assert psutil.wait_procs(family, timeout=20 * SLOW)[1] == []
 
 
 def test_a_launch_ends_when_its_learner_alone_is_stopped(run: Run):
     launched = run.cusearch("launch", run__steps=50, eval__every=50)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
+    family = psutil.Process(launched.pid).children(recursive=True)
     run.process("learner").terminate()
     status, output = finish(launched, 120)
     assert status == 1, output
+    assert psutil.wait_procs(family, timeout=20 * SLOW)[1] == []
     assert (
         f"the learner stopped at step {run.metrics()[-1]['step'] + 1} of 50; start launch again to continue" in output
     )

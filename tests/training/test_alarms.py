@@ -18,7 +18,7 @@ from cusearch_async.training import alarms as module
 from cusearch_async.training import takeover
 from cusearch_async.training.alarms import AlarmWatch
 from tests.conftest import SLOW, wait_until
-from tests.training.test_takeover import Scene
+from tests.training.test_takeover import Buffer, Scene
 from tests.training.test_train import setting, start
 
 __all__ = ["setting"]
@@ -153,10 +153,13 @@ def test_hooks_are_told_of_an_error_that_ends_the_run(atlas_config, tmp_path, er
     def refuse(step):
         raise error
 
+    s.lead()
+    s.config = s.config.model_copy(update={"run": s.config.run.model_copy(update={"steps": 5})})
+    s.buffer = Buffer(s.run, s.config, s.events)
     s.learner.at_update = refuse
     with pytest.raises(type(error)):
         s.lead()
     has_ended = isinstance(error, NonFiniteUpdate)
     assert told.exists() == has_ended
     if has_ended:
-        assert told.read_text().startswith("run_ended 0 atlas has ended at step 0: it is")
+        assert told.read_text().startswith("run_ended 2 atlas has ended in step 2: it is")

@@ -270,7 +270,8 @@ def is_told_to_end(said: str) -> bool:
 
 
 def is_clean(summary: dict[str, Any]) -> bool:
-    wrong = any(summary[name] for name in (*checker.WRONGS, "stuck", "raw_ends", "workers_ended", "wrong"))
+    bad = (*checker.WRONGS, "incomplete_groups", "stuck", "raw_ends", "workers_ended", "wrong")
+    wrong = any(summary[name] for name in bad)  # no group fails `pool.max_attempts` times
     return not wrong and summary["ledger_closes"] and summary["files_whole"]
 
 

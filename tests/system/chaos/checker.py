@@ -1,4 +1,4 @@
-"""The judge of a campaign. It believes no counter of the run.
+"""The judge of a campaign. It believes no counter of the run, but for what was lost where a fault deleted it.
 
 What was trained is read from the learners' and workers' own records (record.py): of every step the pool that the last
 learner committed, each trajectory with its versions, tokens, question and digest. What Redis holds is counted key by
