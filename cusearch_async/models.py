@@ -26,7 +26,7 @@ def load_tokenizer(path: str, key: str = "model.path") -> Any:
     refuse_missing_folder(path, key)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, mistral_format=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # tokenizers, in Rust, raises nothing more special for a damaged file
         settings = file_of(path, "tokenizer_config.json")
         is_custom = settings is not None and '"auto_map"' in settings.read_text(encoding="utf-8", errors="replace")
         refuse_custom_code(error, is_custom, path, key)

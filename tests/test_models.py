@@ -117,6 +117,16 @@ def test_a_quantised_model_is_recognised_by_its_file_too(model):
         read_config(str(model))
 
 
+@pytest.mark.parametrize("content", ["{}", '{"version": "1.0", "mod', "version https://git-lfs.github.com/spec/v1"])
+def test_a_damaged_tokenizer_is_named_with_its_model(model, content):
+    """Of a class that reads it in Rust, which raises a plain Exception."""
+    change(model, "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    change(model, "config.json", model_type="llama")
+    (model / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match="has no tokenizer that can be loaded"):
+        load_tokenizer(str(model))
+
+
 @pytest.mark.parametrize("what", ["config.json", "tokenizer_config.json"])
 def test_custom_code_is_refused_and_nobody_is_asked(model, what, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda _: pytest.fail("asked on the terminal"))

@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         fleet.start_run(arguments.accept_changes)
         live.watch(fleet, config, console)
         ledger, counted = asyncio.run(read_ledger(config))
+        wall_s = time.monotonic() - started
         fleet.stop(*(name for name in fleet.children if name.startswith(("rollout", "learner", "evaluator"))))
         newest = live.whole_checkpoint(config)
         if newest is None:
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         models |= {"before": config.model.location, "after": str(newest.path / "model")}
         screen = live.Screen(fleet, console)
         scored = {side: evaluate(fleet, screen, config, model, side) for side, model in models.items()}
-    summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)
+    summary = live.conclude(config, ledger, counted, wall_s, console)
     finish(config, newest, scored, summary, console)
 
 
@@ -89,7 +90,8 @@ def with_own_redis(config: Config) -> Config:
 def evaluate(fleet: Fleet, screen: live.Screen, config: Config, model: str, side: str) -> dict[str, Any]:
     """What `cusearch eval` writes of the model of one side of the run."""
     output, process = config.folder / f"eval_{side}.json", f"eval_{side}"
-    fleet.start_command(process, "eval", options=["--checkpoint", model, "--output", str(output)])
+    options = ["--checkpoint", model, "--output", str(output)]
+    fleet.start_command(process, "eval", options=options, env=fleet.gpus_of_worker())
     screen.wait(lambda: f"scoring {SCORED[side]} on held-out questions", lambda: fleet.has_ended(process), lambda: [])
     fleet.stop(process)
     written: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))

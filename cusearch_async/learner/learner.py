@@ -273,7 +273,8 @@ class DeepSpeedLearner:
         plan = plan_update(trajectories, nothing, 0, self._config, self._ranks.rank, self._ranks.size).to(self._device)
         scored = self._score(self._engine, plan.micro_batches)
         own = [log_probs.double().sum() for micro, log_probs in scored.items() if not micro.is_filler]
-        total = self._ranks.sum(torch.stack([*own, torch.zeros((), device=self._device)]).sum().cpu())
+        nought = torch.zeros((), dtype=torch.float64, device=self._device)  # a rank may have fillers alone
+        total = self._ranks.sum(torch.stack([*own, nought]).sum().cpu())
         return -float(total) / sum(t.sampled_tokens for t in trajectories)
 
     @torch.no_grad()

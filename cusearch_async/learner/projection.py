@@ -62,16 +62,24 @@ class ProjectedGradients:
         """Part -> [T, DIMENSIONS]: `all` sampled tokens, and `search`, those that an observation follows."""
         rows = [row for trajectory in trajectories for row in trajectory.rows]
         of_row = np.repeat(np.arange(len(trajectories)), [len(t.starts) for t in trajectories])
+        is_last = np.append(of_row[1:] != of_row[:-1], True)
         search, rest = np.zeros((2, len(trajectories), DIMENSIONS), np.float32)
         for numbers in micro_batches([len(row.token_ids) for row in rows], self._batch_tokens, packing=False):
-            for sums, part in zip((search, rest), self._of_batch([rows[i] for i in numbers]), strict=True):
+            for sums, part in zip(
+                (search, rest), self._of_batch([rows[i] for i in numbers], is_last[numbers]), strict=True
+            ):
                 np.add.at(sums, of_row[numbers], part)
         return {"all": search + rest, "search": search}
 
-    def _of_batch(self, batch: Sequence[Row]) -> Iterator[NDArray[np.float32]]:
-        """[B, DIMENSIONS] of the search tokens, and of the others."""
+    def _of_batch(self, batch: Sequence[Row], is_last: NDArray[np.bool_]) -> Iterator[NDArray[np.float32]]:
+        """[B, DIMENSIONS] of the search tokens, and of the others. What follows the turn of a row that is not its
+        trajectory's last stands in the next one."""
         inputs = collate(batch, packing=False).to(self._device)
-        searching = [np.flatnonzero(row.sampled) < np.flatnonzero(~row.sampled)[-1] for row in batch]
+        ends = [
+            np.flatnonzero(~row.sampled)[-1] if last else len(row.sampled)
+            for row, last in zip(batch, is_last, strict=True)
+        ]
+        searching = [np.flatnonzero(row.sampled) < end for row, end in zip(batch, ends, strict=True)]
         with self._watched() as passed:
             log_probs, _ = self._module(inputs.token_ids, inputs.sampled, self._temperature, None, False)
         is_search = torch.from_numpy(np.concatenate(searching)).to(self._device)

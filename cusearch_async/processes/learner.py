@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,14 @@ async def _with_retriever(own: Identity, config: Config, accept_changes: bool) -
         return await ask_retriever(search, config, own, asyncio.Event()) or own
 
 
-def follow(ranks: Ranks) -> None:
-    """Run a rank other than 0, with the settings of rank 0. It ignores signals: rank 0 stops the other ranks after it
-    has saved."""
+def follow(ranks: Ranks, changed: Callable[[Config], Config] = lambda config: config) -> None:
+    """Run a rank other than 0, with the settings of rank 0, `changed` as there. It ignores signals: rank 0 stops the
+    other ranks after it has saved."""
     die_with_parent(signal.SIGKILL)
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
     # Those that were read on this node may be older, or have other overrides: then ranks would train differently.
-    config = of_toml(ranks.listen().decode())
+    config = changed(of_toml(ranks.listen().decode()))
     learner = DeepSpeedLearner(config, ranks)
     newest = ranks.listen().decode()
     if newest:

@@ -13,6 +13,7 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function
 from cusearch_async.http_server import serve
 from cusearch_async.lifecycle.progress import log_waiting
+from cusearch_async.lifecycle.signals import ending_at_once
 from cusearch_async.retrieval import indexing
 from cusearch_async.retrieval.backend import Backend
 from cusearch_async.retrieval.indexing import Degradation, IndexBackend
@@ -25,7 +26,8 @@ log = logging.getLogger(__name__)
 
 async def run(config: Config) -> None:
     """Serve until a signal arrives."""
-    with log_waiting(log, "waiting for the corpus and its index to be loaded"):
+    loading = "the corpus and its index were being loaded"  # in a thread, for which Python waits whatever the signal
+    with log_waiting(log, "waiting for the corpus and its index to be loaded"), ending_at_once(loading):
         backend = await asyncio.to_thread(make_backend, config)
     try:
         own = retriever_of(config, backend)

@@ -42,16 +42,15 @@ def run(config: Config, course: Course, sources: Sources, folder: Path) -> None:
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
     read = read_demonstrations(sources, tokenizer, config)
     trained, held_out = course.divide(read.trajectories, config.run.seed)
-    config = tuning_config(config, course, course.steps(len(trained)), folder)
     ranks = Ranks(config.learner.collective_timeout_s)
     with ranks.meeting():
         if not ranks.is_leader:
-            follow(ranks)
+            follow(ranks, lambda given: tuning_config(given, course, int(ranks.listen()), folder))
             return
         report(read, trained, held_out)
         run_folder.mark(folder, config.run.name)
         with run_folder.hold(folder):
-            _lead(config, ranks, course, trained, held_out)
+            _lead(config, ranks, course, folder, trained, held_out)
 
 
 def report(read: Read, trained: Sequence[Trajectory], held_out: Sequence[Trajectory]) -> None:
@@ -67,13 +66,21 @@ def report(read: Read, trained: Sequence[Trajectory], held_out: Sequence[Traject
 
 
 def _lead(
-    config: Config, ranks: Ranks, course: Course, trained: Sequence[Trajectory], held_out: Sequence[Trajectory]
+    given: Config,
+    ranks: Ranks,
+    course: Course,
+    folder: Path,
+    trained: Sequence[Trajectory],
+    held_out: Sequence[Trajectory],
 ) -> None:
+    steps = course.steps(len(trained))
+    config = tuning_config(given, course, steps, folder)
     checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints)
     newest = checkpoints.newest(RunState())
     if newest is not None:
         refuse_another(config.folder, terms(course, trained, config), newest.state.fixed)
-    ranks.tell(as_toml(config).encode())
+    ranks.tell(as_toml(given).encode())  # a config that is read obeys rules of runs that a warm start need not obey
+    ranks.tell(str(steps).encode())
     learner = DeepSpeedLearner(config, ranks)
     ranks.tell(str(newest.path if newest else "").encode())
     start = 0

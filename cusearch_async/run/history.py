@@ -10,6 +10,7 @@ questions, a model's config, a tokenizer or a corpus that changed under the same
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -95,8 +96,14 @@ def read_starts(run_folder: Path) -> list[Start]:
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=Start))
         except (OSError, msgspec.MsgspecError) as error:
-            log.warning("%s cannot be read (%s); it is skipped", path, error)
+            _name_skipped(path, str(error))
     return found
+
+
+@functools.cache
+def _name_skipped(path: Path, why: str) -> None:
+    """Once, however often it is read."""
+    log.warning("%s cannot be read (%s); it is skipped", path, why)
 
 
 def read_stop(run_folder: Path, epoch: int) -> Stop | None:

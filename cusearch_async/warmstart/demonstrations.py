@@ -27,7 +27,7 @@ from cusearch_async.data.questions import needs_answers
 from cusearch_async.data.rows import Origin, origin_of, parse_row
 from cusearch_async.environments import AgentEnvironment, Environment
 from cusearch_async.environments.search import TAGS
-from cusearch_async.errors import ConfigError, EpisodeFailed
+from cusearch_async.errors import ConfigError, CorruptPayload, EpisodeFailed, InvalidTrajectory
 from cusearch_async.rollout.prompting import build_prompt, encode
 from cusearch_async.rollout.turn import Turn
 from cusearch_async.surrogates import half_character
@@ -98,7 +98,12 @@ def _makers(sources: Sources, rollout: _Rollout) -> Iterator[Callable[[], Trajec
             yield partial(rollout.of_row, row, origin, number)
     for folder in sources.runs:
         for step in recorded(folder):
-            for trajectory in read_record(folder, step).trajectories(rollout.most_tokens_of_rows):
+            record = read_record(folder, step)
+            try:
+                pool = record.trajectories(rollout.most_tokens_of_rows)
+            except (CorruptPayload, InvalidTrajectory) as error:
+                raise ConfigError(f"the record of step {step} in {folder} cannot be read: {error}") from error
+            for trajectory in pool:
                 if trajectory.reward >= sources.min_reward:
                     yield partial(rollout.checked, trajectory, f"{folder}, step {step}, trajectory {trajectory.id}")
 
@@ -170,7 +175,7 @@ class _Rollout:
             values |= {name: np.array(values[name], dtype=kind) for name, kind in _VECTORS.items()}
             values["answers"] = _list_of_texts(values["answers"], f"{row.where}: 'answers'", least=int(needs_answers))
             found = Trajectory(**values | {name: tuple(values[name]) for name in ("answers", "starts")})
-            _check_exported(found, len(self._tokenizer))
+            _check_exported(found)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"{row.where}: it is no exported trajectory: {type(error).__name__}: {error}") from error
         return self.checked(found, row.where)
@@ -186,6 +191,10 @@ class _Rollout:
                 f"{where}: it does not begin with the prompt of this run's model and template; use those it was made "
                 "with"
             )
+        vocabulary = len(self._tokenizer)
+        strange = found.token_ids[(found.token_ids < 0) | (found.token_ids >= vocabulary)]
+        if len(strange):
+            raise ConfigError(f"{where}: token {strange[0]} is none of the tokenizer's {vocabulary}")
         longest = max(len(one.token_ids) for one in found.rows)
         if longest > self.most_tokens:
             raise ConfigError(f"{where}: it has {longest} tokens, an episode of this run at most {self.most_tokens}")
@@ -223,16 +232,13 @@ def _list_of_texts(value: Any, what: str, least: int = 0) -> list[str]:
     return value
 
 
-def _check_exported(found: Trajectory, vocabulary: int) -> None:
+def _check_exported(found: Trajectory) -> None:
     """What its own checks leave to the codec. Raises: ValueError."""
     texts = [found.question_id, found.question, found.environment, found.prediction or ""]
     if not all(isinstance(text, str) and half_character(text) is None for text in texts):
         raise ValueError("question, question_id, environment and prediction must be texts")
     if not isinstance(found.depth, int) or not isinstance(found.reward, int | float):
         raise ValueError(f"depth {found.depth!r} must be an integer and reward {found.reward!r} a number")
-    strange = found.token_ids[(found.token_ids < 0) | (found.token_ids >= vocabulary)]
-    if len(strange):
-        raise ValueError(f"token {strange[0]} is none of the tokenizer's {vocabulary}")
 
 
 class _WrittenPolicy:

@@ -19,6 +19,14 @@ def child(tmp_path):
     return Child("learner", process, log, log.stat().st_size, log.stat().st_size)
 
 
+def test_a_log_that_was_taken_away_ends_nothing(child):
+    """As logrotate does by default: it ended the whole run."""
+    child.log.rename(child.log.with_suffix(".1"))
+    assert child.new_lines() == []
+    child.log.unlink()
+    assert child.describe_end() == f"learner ended with status 1 (log: {child.log})"
+
+
 def test_a_log_that_was_emptied_is_read_from_its_beginning(child):
     """As logrotate does, or a user on a full disk: nothing was shown until the log was as long as before."""
     with child.log.open("a") as log:

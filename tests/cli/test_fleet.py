@@ -133,7 +133,10 @@ def test_each_process_is_told_its_gpus(config, monkeypatch):
     Fleet(config.model_copy(update=changes)).start_run()
     told = {name: command[command.index("--gpu") + 1] for name, command in commands.items()}
     assert told == {"learner": "3", "evaluator": "2", "rollout-0": "0", "rollout-1": "1"}
+    taken = config.model_copy(update={"rollout": config.rollout.model_copy(update={"gpus": (2,)})})
+    assert Fleet(taken).gpus_of_worker() == {"CUDA_VISIBLE_DEVICES": "2"}, "a demo scored on GPU 0, whoever had it"
     monkeypatch.setattr("cusearch_async.lifecycle.gpus.list_gpus", lambda: ())
+    assert Fleet(config).gpus_of_worker() == {}
     Fleet(config).start_run()
     assert not any("--gpu" in commands[name] for name in ("learner", "rollout-0"))
 

@@ -284,6 +284,8 @@ def test_the_hosts_memory_is_that_of_all_ranks():
     assert writing == sizing.checkpoint_bytes(QWEN_3B, config_of())
     offloaded = sizing.host_bytes(QWEN_3B, config_of(f"{OFFLOAD}optimizer.device", "cpu", ranks=1))
     assert offloaded[1:] == (20 * parameters, 20 * parameters + writing)
+    two = sizing.host_bytes(QWEN_3B, config_of("--learner.nodes", "2"))
+    assert writing - two[2] == 6 * parameters, "half of masters and moments are on the other node"
     divided, _, _ = sizing.host_bytes(QWEN_3B, config_of("--learner.zero_stage", "3"))
     assert divided == 2 * 2 * (parameters + 4 * 151936 * 2048), "the embedding is the largest parameter"
 

@@ -38,9 +38,21 @@ def test_a_whole_model_takes_its_layers_and_a_layer_that_is_not_trained_a_third(
     shape = read_shape(str(STARTER))
     assert shape is not None
     assert shape.layers == 4
-    assert speed.seconds_per_token(config(), shape, "float32") == (1 + 3 * 2) / TOKENS
-    upper = config("--learner.trained_layers", "1")
+    alone = ("--loss.kl_coef", "0", "--loss.minibatch", "96")
+    assert speed.seconds_per_token(config(*alone), shape, "float32") == (1 + 3 * 2) / TOKENS
+    upper = config(*alone, "--learner.trained_layers", "1")
     assert speed.seconds_per_token(upper, shape, "float32") == pytest.approx((1 + 3 * 2 / 3) / TOKENS)
+
+
+@pytest.mark.usefixtures("timed")
+def test_passes_without_a_gradient_count_and_those_that_are_computed_again():
+    """π_ref of all, and π_prox of two mini-batches of three."""
+    shape = read_shape(str(STARTER))
+    assert shape is not None
+    assert config().method.budget == 3 * config().loss.minibatch
+    assert speed.seconds_per_token(config(), shape, "float32") == pytest.approx(7 * (1 + 5 / 9) / TOKENS)
+    again = config("--learner.gradient_checkpointing", "true", "--loss.kl_coef", "0", "--loss.minibatch", "96")
+    assert speed.seconds_per_token(again, shape, "float32") == pytest.approx(7 * 4 / 3 / TOKENS)
 
 
 @pytest.mark.usefixtures("timed")
@@ -51,13 +63,13 @@ def test_the_slower_data_type_is_warned_of():
     assert fine is not None
     assert fine.status == "ok"
     assert fine.text == (
-        "one core trains about 146 tokens a second in float32, 73 in bfloat16; 96 trajectories of 256 tokens take "
-        "about 168 s"
+        "one core trains about 94 tokens a second in float32, 47 in bfloat16; 96 trajectories of 256 tokens take "
+        "about 261 s"
     )
     slow = speed.speed_on_cpu(config("--model.dtype", "bfloat16"), shape)
     assert slow is not None
     assert slow.status == "warning"
-    assert slow.text.endswith("take about 336 s: set model.dtype = 'float32'")
+    assert slow.text.endswith("take about 523 s: set model.dtype = 'float32'")
 
 
 def test_a_model_that_cannot_be_made_here_does_not_end_the_check(monkeypatch: pytest.MonkeyPatch):

@@ -86,6 +86,17 @@ def test_search_tokens_are_those_that_something_follows(config, module):
     assert (projected.of([at_once])["search"] == 0).all()
 
 
+def test_turns_of_rows_that_others_follow_are_search_tokens(config, module):
+    """Of an agent that changes its history; all its turns but the last were none."""
+    first, last = episode(0), episode(1)
+    cut = {"token_ids": 13, "sampled": 13, "logprobs": 7, "versions": 7}
+    turns = [{name: getattr(one, name)[:length] for name, length in cut.items()} for one in (first, last)]
+    both = {name: np.concatenate([one[name] for one in turns]) for name in cut}
+    found = ProjectedGradients(str(STARTER), config).of([replace(first, starts=(0, 13), **both)])
+    alone = exact(module, replace(first, **turns[0]), np.arange(6, 13))
+    assert np.linalg.norm(found["search"][0]) == pytest.approx(np.linalg.norm(alone), rel=0.05)
+
+
 def test_parameters_that_are_not_trained_have_no_part(config):
     upper = config.model_copy(update={"learner": config.learner.model_copy(update={"trained_layers": 1})})
     part, whole = (ProjectedGradients(str(STARTER), some).of([episode(0)])["all"] for some in (upper, config))

@@ -77,6 +77,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_several_ranks_do_what_one_does(tmp_path):
+    """A rank without a held-out row ended all; and the others refused a batch, or a setting, of an ordinary run."""
+    own = ("--held-out", "0.05", "--batch", "10", "--epochs", "1", "--rollout.vllm.quantization", "fp8")
+    status, output = finish(warmstart(tmp_path, "two", *own, ranks=2))
+    assert status == 0, output
+    assert "held-out loss" in output
+    assert weights(tmp_path / "two")
+
+
 def test_the_gradient_is_that_of_plain_cross_entropy(tmp_path):
     """Of the sampled tokens, their mean; the reference is transformers' model and torch's function alone, in float64.
     Where that model in float32 is further from it than 1e-5 (sums that almost cancel), twice as far is allowed."""

@@ -257,16 +257,19 @@ def test_an_exported_trajectory_longer_than_an_episode_is_left_out(tmp_path, tok
         read_demonstrations(written(tmp_path, as_json(replace(made, token_ids=made.token_ids))), tokenizer, short)
 
 
+def recorded_as(folder: Path, *payloads: bytes) -> Sources:
+    record = Record(step=0, epoch=1, memory="", pool=[*payloads], selected=[], advantages=[], metrics={})
+    (folder / "records").mkdir(parents=True)
+    (folder / "records" / "000000-e1.zz").write_bytes(zlib.compress(msgspec.msgpack.encode(record)))
+    return Sources(runs=(folder,))
+
+
 def test_recorded_trajectories_of_a_run_are_demonstrations_if_their_reward_suffices(tmp_path, tokenizer, config):
     """Rejection sampling. The records of a learner that was replaced do not count."""
     [good] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
     bad = replace(good, ticket=1, reward=0.2, token_ids=np.flip(good.token_ids).copy())
-    record = Record(
-        step=0, epoch=1, memory="", pool=[encode(good), encode(bad)], selected=[], advantages=[], metrics={}
-    )
     folder = tmp_path / "run"
-    (folder / "records").mkdir(parents=True)
-    (folder / "records" / "000000-e1.zz").write_bytes(zlib.compress(msgspec.msgpack.encode(record)))
+    recorded_as(folder, encode(good), encode(bad))
     [found] = read_demonstrations(Sources(runs=(folder,)), tokenizer, config).trajectories
     assert found.token_ids.tolist() == good.token_ids.tolist()
     read = read_demonstrations(Sources(runs=(folder,), min_reward=0.1), tokenizer, config)
@@ -276,6 +279,23 @@ def test_recorded_trajectories_of_a_run_are_demonstrations_if_their_reward_suffi
         read_demonstrations(Sources(runs=(folder,), min_reward=2), tokenizer, config)
     with pytest.raises(ConfigError, match=r"no demonstration: .*empty has no recorded steps"):
         read_demonstrations(Sources(runs=(tmp_path / "empty",)), tokenizer, config)
+
+
+def test_a_record_of_an_older_payload_is_named_by_its_step_and_folder(tmp_path, tokenizer, config):
+    [good] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
+    payload = encode(good)
+    older = recorded_as(tmp_path / "run", payload[:3] + b"\x05" + payload[4:])
+    with pytest.raises(ConfigError, match=r"the record of step 0 in .*run cannot be read: payload"):
+        read_demonstrations(older, tokenizer, config)
+
+
+def test_a_recorded_token_that_the_model_does_not_have_is_told(tmp_path, tokenizer, config):
+    """Of an agent, whose prompt is not compared; it ended in the embedding."""
+    [good] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
+    strange = replace(good, ticket=1, token_ids=np.append(good.token_ids[:-1], 99_999).astype(np.int32))
+    read = read_demonstrations(recorded_as(tmp_path / "run", encode(good), encode(strange)), tokenizer, config)
+    assert len(read.trajectories) == 1
+    assert "trajectory 1:0: token 99999 is none of the tokenizer's 384" in read.problems[0]
 
 
 def test_a_recorded_episode_of_many_rows_is_read(tmp_path, tokenizer):
@@ -289,12 +309,6 @@ def test_a_recorded_episode_of_many_rows_is_read(tmp_path, tokenizer):
     noise = np.random.default_rng(0).normal(size=int(sampled.sum())).astype(np.float32)
     tokens = {"token_ids": ids, "sampled": sampled, "logprobs": noise, "versions": np.zeros(len(noise), np.int32)}
     many = replace(good, ticket=1, starts=tuple(range(0, rows * length, length)), **tokens)
-    record = Record(
-        step=0, epoch=1, memory="", pool=[encode(good), encode(many)], selected=[], advantages=[], metrics={}
-    )
-    folder = tmp_path / "run"
-    (folder / "records").mkdir(parents=True)
-    (folder / "records" / "000000-e1.zz").write_bytes(zlib.compress(msgspec.msgpack.encode(record)))
-    read = read_demonstrations(Sources(runs=(folder,)), tokenizer, long)
+    read = read_demonstrations(recorded_as(tmp_path / "run", encode(good), encode(many)), tokenizer, long)
     assert [found.token_ids.tolist() for found in read.trajectories] == [good.token_ids.tolist()]
     assert "trajectory 1:0: it does not begin with the prompt" in read.problems[0]

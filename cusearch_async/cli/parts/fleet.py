@@ -22,7 +22,7 @@ from cusearch_async.dashboard.server import address_of
 from cusearch_async.data.questions import asks_of_atlas, refuse_another_world
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
 from cusearch_async.lifecycle.children import CLI, free_port, start_child, why_it_ended
-from cusearch_async.lifecycle.gpus import Gpus, divide
+from cusearch_async.lifecycle.gpus import Gpus, cuda_name, divide
 from cusearch_async.lifecycle.placement import LAUNCHED
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
@@ -94,7 +94,8 @@ class Child:
         return [match[1] for match in found if match]
 
     def _start_again_if_cut(self) -> None:
-        """Somebody, or logrotate, may have emptied it."""
+        """Somebody, or logrotate, may have emptied it, or taken it away: then there is nothing to show."""
+        self.log.touch()
         size = self.log.stat().st_size
         self.began, self.read = (where if where <= size else 0 for where in (self.began, self.read))
 
@@ -224,6 +225,11 @@ class Fleet:
         """A `cusearch` sub-command on this run's config; `options` follow the config."""
         line = [*CLI, *command, str(self._config_path), *options]
         self._start(name, line, env)
+
+    def gpus_of_worker(self) -> dict[str, str]:
+        """Variables for a command whose engine takes the place of the first worker's."""
+        gpus = self._gpus.workers[0]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(cuda_name, gpus))} if gpus else {}
 
     def wait(self, is_done: Callable[[], bool], poll_s: float = POLL_S) -> None:
         """Wait until `is_done`, and check all processes. Raises: ProcessDied as soon as one has failed."""

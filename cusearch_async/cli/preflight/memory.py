@@ -158,12 +158,14 @@ def memory_on_cpu(config: Config, shape: ModelShape) -> Finding:
     memory = _memory(config, shape)
     of_rank = memory.peak - sizing.DEVICE_ALLOWANCE + memory.host
     weights, cache = shape.parameters * sizing.DTYPE_BYTES[config.model.dtype], rollout.vllm.kv_cache_memory_bytes
+    copied = sizing.copied_bytes(shape, config)
     text = (
         f"on the CPU: ZeRO-{learner.zero_stage} on {_ranks(learner.ranks_per_node)} needs {of_rank / GIB:.1f} GiB "
-        f"each, an engine {(weights + (cache or 0)) / GIB:.1f} GiB"
+        f"each, {copied / GIB:.1f} GiB more while a checkpoint is written, an engine "
+        f"{(weights + (cache or 0)) / GIB:.1f} GiB"
         f"{'' if cache else ' and its KV cache (rollout.vllm.kv_cache_memory_bytes)'}; libraries not counted"
     )
-    return _in_memory("memory", text, learner.ranks_per_node * of_rank + engines * (weights + (cache or 0)))
+    return _in_memory("memory", text, learner.ranks_per_node * of_rank + copied + engines * (weights + (cache or 0)))
 
 
 def _in_memory(what: str, text: str, needed: int) -> Finding:

@@ -143,6 +143,15 @@ def checkpoint_bytes(shape: ModelShape, config: Config) -> int:
     return (shape.parameters + adapter) * DTYPE_BYTES[config.model.dtype] + trained * 3 * FLOAT32
 
 
+def copied_bytes(shape: ModelShape, config: Config) -> int:
+    """What the ranks of the first node copy of a checkpoint before they write it: the model, and their parts of masters
+    and moments."""
+    learner = config.learner
+    parts = trained_parameters(shape, learner) * 3 * FLOAT32
+    elsewhere = parts - parts // learner.nodes if learner.zero_stage else 0
+    return checkpoint_bytes(shape, config) - elsewhere
+
+
 def version_bytes(shape: ModelShape, config: Config) -> int:
     """A published weight version: an adapter, or all parameters, and the LM head also where it is the embedding."""
     dtype = config.model.dtype
@@ -167,7 +176,7 @@ def host_bytes(shape: ModelShape, config: Config) -> tuple[int, int, int]:
     if config.run.colocate:
         held += ranks * memory.held + config.rollout.workers * shape.parameters * DTYPE_BYTES[dtype]
     collected = version_bytes(shape, config) if stage == 3 else 0  # a version is published at the same time
-    return copies * DTYPE_BYTES[dtype] * elements, held, held + checkpoint_bytes(shape, config) + collected
+    return copies * DTYPE_BYTES[dtype] * elements, held, held + copied_bytes(shape, config) + collected
 
 
 def engines(config: Config) -> int:

@@ -53,13 +53,24 @@ def speed_on_cpu(config: Config, shape: ModelShape) -> Finding | None:
 
 
 def seconds_per_token(config: Config, shape: ModelShape, dtype: str) -> float:
-    """Forward and backward pass of the whole model, from models of one and of three layers, or as many as it has."""
+    """Forward and backward pass of the whole model, from models of one and of three layers, or as many as it has; and
+    the further forward passes of an update, a third of the work."""
     more = min(3, shape.layers)
     one, most = (_timed(shape, dtype, layers, config.learner) for layers in (1, more))
     per_layer = max(0.0, (most - one) / max(1, more - 1))
     trained = min(config.learner.trained_layers or shape.layers, shape.layers)
-    # a layer below the trained ones has a forward pass alone, a third of the work
-    return (one + per_layer * (trained - 1 + (shape.layers - trained) / 3)) / (ROWS * LENGTH)
+    of_trained, of_others = one + per_layer * (trained - 1), per_layer * (shape.layers - trained)
+    scored = (of_trained + of_others) * scored_times(config) / 3
+    again = of_trained / 3 if config.learner.gradient_checkpointing else 0.0
+    return (of_trained + of_others / 3 + scored + again) / (ROWS * LENGTH)
+
+
+def scored_times(config: Config) -> float:
+    """How often an update computes a trajectory's log-probabilities beside the policy's: π_ref, and π_prox of all
+    mini-batches but the first."""
+    trajectories = config.method.budget if config.has_budget else config.pool.size
+    later = 1 - min(1.0, config.loss.minibatch / trajectories)
+    return bool(config.loss.kl_coef) + (later if config.loss.proximal == "recomputed" else 0.0)
 
 
 def _timed(shape: ModelShape, dtype: str, layers: int, learner: LearnerConfig) -> float:
