@@ -31,7 +31,8 @@ class Done:
         epoch = epoch_of(state.weights)
         if epoch != self._epoch:
             self._epoch = epoch
-            starts = [*epochs_and_steps(self._folder), (epoch, state.published)]  # an evaluator's own folder has none
+            began = state.resumed if state.epoch == epoch else state.published
+            starts = [*epochs_and_steps(self._folder), (epoch, began)]  # an evaluator's own folder has none
             rows = read_scores(self._folder / SCORES, starts)
             self.version = rows[-1]["step"] if rows else -1
 

@@ -142,6 +142,9 @@ class Checkpoints:
         """Let learners elsewhere know that this one has begun, once its start is in the folder. Raises:
         ObjectsUnavailable or WriteFailed, of an object store."""
 
+    def tell_stop(self) -> None:
+        """The same of how it has ended."""
+
     @property
     def epoch(self) -> int:
         return self._starts[-1][0]

@@ -139,15 +139,20 @@ class CheckpointObjects:
         return STATE_FILE in _checkpoints_in(self._objects.paths()).get(name, ())
 
     def keep(self, checkpoint: Path) -> None:
-        """Put a checkpoint there, and the curves so far. Raises: WriteFailed."""
-        files = [path for path in checkpoint.rglob("*") if path.is_file()]
-        for file in sorted(files, key=lambda file: (file == checkpoint / STATE_FILE, file)):
+        """Put a checkpoint there, and the curves up to it, without which it must not count. Raises: WriteFailed."""
+        state = checkpoint / STATE_FILE
+        for file in sorted(path for path in checkpoint.rglob("*") if path.is_file() and path != state):
             self._objects.put(f"{CHECKPOINTS}/{checkpoint.name}/{file.relative_to(checkpoint)}", file)
+        self._keep_changed(METRICS, SCORES)
+        self._objects.put(f"{CHECKPOINTS}/{checkpoint.name}/{STATE_FILE}", state)
         self.keep_history()
 
     def keep_history(self) -> None:
         """Put there what has changed of it. Raises: WriteFailed."""
-        names = (MARKER, METRICS, SCORES, *(f"{STARTS}/{file.name}" for file in (self._folder / STARTS).glob("*.*")))
+        starts = (f"{STARTS}/{file.name}" for file in (self._folder / STARTS).glob("*.*"))
+        self._keep_changed(MARKER, METRICS, SCORES, *starts)
+
+    def _keep_changed(self, *names: str) -> None:
         for name in names:
             file = self._folder / name
             changed = file.stat().st_mtime_ns if file.exists() else None
@@ -190,6 +195,12 @@ class ObjectCheckpoints(Checkpoints):
         if resumed is not None and not self._objects.has(resumed.path.name):
             self._objects.keep(resumed.path)  # first: a store with starts alone would begin the run anew
         self._objects.keep_history()  # from now on later checkpoints of earlier learners do not count
+
+    def tell_stop(self) -> None:
+        try:
+            self._objects.keep_history()
+        except (ObjectsUnavailable, WriteFailed) as error:
+            log.warning("how this learner ended is not in the object store: %s", error)
 
     def finish(self, step: int) -> None:
         super().finish(step)

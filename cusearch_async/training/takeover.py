@@ -146,9 +146,11 @@ class Leader:
                         trainer, buffer, store, self._checkpoints, start, self._questions, config, heartbeat, stop
                     )
                 record_stop(config.folder, buffer.epoch, step, "finished" if step == config.run.steps else "stopped")
+                await asyncio.to_thread(self._checkpoints.tell_stop)
             except Exception as error:
                 explained = await explain(buffer, error)
                 record_stop(config.folder, buffer.epoch, None, first_line(explained))
+                await asyncio.to_thread(self._checkpoints.tell_stop)
                 await tell_of_end(config, explained, heartbeat.step)
                 if explained is error:
                     raise

@@ -53,6 +53,8 @@ class RunState:
     """Pools before this step are forgotten."""
     paused: bool = False
     """Whether an operator has stopped admission."""
+    resumed: int = 0
+    """The step from which the learner of this epoch began."""
     finished_by: int = 0
     """Epoch of the learner that saved the last step of the run; 0 before."""
 

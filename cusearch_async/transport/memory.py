@@ -184,6 +184,7 @@ class MemoryBuffer:
             run.state,
             epoch=max(run.state.epoch, least_epoch) + 1,
             step=step,
+            resumed=step,
             fields=method.fields,
             next_ticket=max(run.state.next_ticket, step * limits.questions),
             checkpoint=max(run.state.checkpoint, step if step > reached else 0),

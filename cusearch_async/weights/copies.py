@@ -32,10 +32,11 @@ POLL_S = 0.1
 class Copies(ABC):
     """Copies in `folder` of the versions at `place`."""
 
-    def __init__(self, place: str, folder: Path) -> None:
-        self._place = place
+    def __init__(self, place: str, folder: Path, known: set[str] | None = None) -> None:
+        """`known` may be another's of the same process, for the same folder."""
+        self._place, self.folder = place, folder
         self._store = WeightStore(folder)
-        self._known: set[str] = set()
+        self.known: set[str] = set() if known is None else known
         """Copies that are known to be of the versions there, not of another run's with their names."""
 
     @abstractmethod
@@ -77,7 +78,7 @@ class Copies(ABC):
             if manifest is None:
                 remove_sealed(directory, MANIFEST)
                 manifest = await self._fetch_version(name, directory)
-            self._known.add(name)
+            self.known.add(name)
             with suppress(OSError):  # of a disk that can no longer be written, the copy serves
                 os.utime(directory)
             self._remove_old(directory)
@@ -88,7 +89,7 @@ class Copies(ABC):
         directory = self._store.directory(name)
         is_it = (directory / MANIFEST).exists() and await self._is_there(name, directory)
         if not is_it:
-            self._known.discard(name)
+            self.known.discard(name)
         return is_it
 
     async def _copy_of(self, name: str, directory: Path) -> Manifest | None:
@@ -100,19 +101,19 @@ class Copies(ABC):
         except WeightsUnavailable as error:
             log.warning("%s; it is fetched again", error)
             return None
-        if name not in self._known and not await self._is_there(name, directory):
+        if name not in self.known and not await self._is_there(name, directory):
             log.warning("%s is of another run than %s at %s; it is fetched again", directory, name, self._place)
             return None
         return manifest
 
     async def _is_there(self, name: str, directory: Path) -> bool:
         """Whether the version there has this copy's manifest, as far as it can be asked for."""
-        theirs = io.BytesIO()  # a full disk does not matter here
+        ours, theirs = (directory / MANIFEST).read_bytes(), io.BytesIO()  # a full disk does not matter here
         try:
             await self.receive(name, MANIFEST, theirs, None)
         except WeightsUnavailable:
             return True
-        return theirs.getvalue() == (directory / MANIFEST).read_bytes()
+        return theirs.getvalue() == ours
 
     async def _fetch_version(self, name: str, directory: Path) -> Manifest:
         for path, _ in entries(directory.parent, NAME):  # nobody else is fetching

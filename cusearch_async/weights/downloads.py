@@ -20,7 +20,14 @@ from typing import Any, BinaryIO
 import aiohttp
 
 from cusearch_async.config import weights_token
-from cusearch_async.errors import ConfigError, CusearchError, LearnerUnreachable, WeightsUnavailable, first_line
+from cusearch_async.errors import (
+    ConfigError,
+    CusearchError,
+    LearnerUnreachable,
+    WeightsUnavailable,
+    WriteFailed,
+    first_line,
+)
 from cusearch_async.files import remove, write_failed
 from cusearch_async.weights.copies import Copies, keep
 from cusearch_async.weights.difference import restore
@@ -47,18 +54,23 @@ class _NotYet(WeightsUnavailable):
 
 
 @asynccontextmanager
-async def downloading(url: str, run_folder: Path, folder: Path) -> AsyncIterator[Downloads]:
+async def downloading(
+    url: str, run_folder: Path, folder: Path, known: set[str] | None = None
+) -> AsyncIterator[Downloads]:
+    """`known`: as in `Copies`."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        yield Downloads(url, run_folder, folder, session)
+        yield Downloads(url, run_folder, folder, session, known)
 
 
 class Downloads(Copies):
     """Versions of the learner at `url`, kept in `folder`."""
 
-    def __init__(self, url: str, run_folder: Path, folder: Path, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, url: str, run_folder: Path, folder: Path, session: aiohttp.ClientSession, known: set[str] | None = None
+    ) -> None:
         url = url.rstrip("/")
-        super().__init__(f"the learner at {url}", folder)
+        super().__init__(f"the learner at {url}", folder, known)
         self._url = url
         self._run_folder = run_folder
         self._session = session
@@ -96,7 +108,7 @@ class Downloads(Copies):
             await self.fetch(name, f"{manifest.file}/from/{base}", packed)
             sent = packed.stat().st_size
             await asyncio.to_thread(_restore, self._store.directory(base), packed, whole, manifest)
-        except (WeightsUnavailable, BadTensorFile) as error:
+        except (WeightsUnavailable, BadTensorFile, WriteFailed) as error:  # there may be room for the whole file alone
             log.info("%s is downloaded whole: %s", name, first_line(error))
             return False
         finally:

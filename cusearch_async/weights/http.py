@@ -80,16 +80,17 @@ class HttpTransport:
         """Versions are kept in the folder `downloaded` of weights.folder or run.folder, for all processes with it."""
         folder = self._config.weights_folder.with_name("downloaded")
         async with downloading(self._url, self._config.folder, folder) as downloads:
-            with self._following(folder) if needs_last else nullcontext():
+            with self._following(downloads) if needs_last else nullcontext():
                 yield downloads
 
     @contextmanager
-    def _following(self, folder: Path) -> Iterator[None]:
-        """In a thread: while an engine is loaded, the event loop of its process stands still."""
+    def _following(self, opened: Downloads) -> Iterator[None]:
+        """In a thread: while an engine is loaded, the event loop of its process stands still. What it downloads can be
+        `opened` when nobody, or another run, listens there."""
         loop, ended = asyncio.new_event_loop(), asyncio.Event()
 
         async def follow() -> None:
-            async with downloading(self._url, self._config.folder, folder) as downloads:
+            async with downloading(self._url, self._config.folder, opened.folder, opened.known) as downloads:
                 await unless_stopped(asyncio.ensure_future(downloads.follow_to_the_end()), ended)
 
         thread = threading.Thread(target=loop.run_until_complete, args=(follow(),), name="last weights", daemon=True)
@@ -125,8 +126,8 @@ class Server:
         self.sending = 0
         self._differences: dict[Path, asyncio.Future[None]] = {}
         """Files of differences that are made, or have been."""
-        self._put_off: dict[Path, float] = {}
-        """Those that were asked for too early -> when."""
+        self._put_off: dict[tuple[str, ...], float] = {}
+        """Those that were asked for too early, as (base, name, file) -> when."""
         self.asking = 0
         """Open questions for the last version."""
         self._needing: dict[str, float] = {}
@@ -198,21 +199,23 @@ class Server:
             return web.json_response({"error": str(error)}, status=404)
 
     async def _difference(self, request: web.Request) -> web.StreamResponse:
-        base, name, file = (request.match_info[part] for part in ("base", "name", "file"))
+        asked = base, name, file = tuple(request.match_info[part] for part in ("base", "name", "file"))
         try:
-            old, new = self._path(base, file), self._path(name, file)
+            new = self._path(name, file)
             made = new.with_name(f"{file}.from-{base}")
-            if made not in self._differences:
+            if made not in self._differences:  # once it is begun, it does not need the file of `base`
+                old = self._path(base, file)
                 self._differences = {path: done for path, done in self._differences.items() if path.parent.exists()}
                 self._differences[made] = asyncio.ensure_future(asyncio.to_thread(_make_difference, old, new, made))
             making = self._differences[made]
             await asyncio.wait({making}, timeout=SILENCE_S / 3)
             if not making.done():
-                self._put_off[made] = time.monotonic()
+                self._put_off[asked] = time.monotonic()
                 return web.json_response({}, status=HTTPStatus.ACCEPTED)
-            self._put_off.pop(made, None)
+            self._put_off.pop(asked, None)
             making.result()
         except (WeightsUnavailable, WriteFailed, OSError, ValueError) as error:
+            self._put_off.pop(asked, None)
             self.sent()  # the whole file is asked for next
             return web.json_response({"error": first_line(error)}, status=404)
         return _Counted(made, self)

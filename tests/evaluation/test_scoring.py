@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from cusearch_async.cli.eval import table
 from cusearch_async.cli.launch import is_complete
@@ -199,7 +202,9 @@ def test_only_what_is_new_of_the_scores_is_parsed(tmp_path, monkeypatch):
     assert len(summaries.read([])) == 3
 
 
-def test_scores_are_curves_in_tensorboard_and_those_of_a_course_that_was_left_go(tmp_path):
+def test_scores_are_curves_in_tensorboard_and_those_of_a_course_that_was_left_go(tmp_path, monkeypatch):
+    seconds = itertools.count(1000)  # TensorBoard reads the files in the order of the second in their names
+    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(seconds)))
     for version, weights, em in ((0, "v000000-e1", 0.1), (6, "v000006-e1", 0.2), (4, "v000004-e2", 0.3)):
         record(tmp_path, version, weights, 1.0, {"all": {"em": em}, "2 links": {"em": em / 2}}, EPISODES[:4])
     events = EventAccumulator(str(tmp_path / "tensorboard" / "scores")).Reload()
@@ -240,6 +245,10 @@ def test_an_evaluator_with_a_folder_of_its_own_scores_them_again_too(tmp_path):
     assert done.version == 30
     done.follow(announced("v000020-e2"))
     assert done.version == 20
+    at_last = RunState(epoch=2, resumed=10, published=30, weights="v000030-e2")  # it was busy scoring until then
+    late = Done(tmp_path)
+    late.follow(at_last)
+    assert late.version == 10
     record(tmp_path, 30, "v000030-e2", 1.0, {"all": {"em": 0.2}})
     assert done_at(tmp_path, "v000030-e2") == 30
 

@@ -180,7 +180,8 @@ def test_a_learner_is_alive_for_others_while_it_uploads(objects, atlas_config, t
     s, put_there = Scene(atlas_config, tmp_path / "here", *OBJECTS), Objects.put
 
     def once_it_is_known(own, path, file):
-        wait_until(lambda: asyncio.run(s.another().learner()) is not None, 10)
+        if path == "starts/0001.json":
+            wait_until(lambda: asyncio.run(s.another().learner()) is not None, 10)
         put_there(own, path, file)
 
     monkeypatch.setattr(Objects, "put", once_it_is_known)
@@ -201,6 +202,24 @@ def test_a_store_never_has_a_start_without_the_checkpoint_that_it_resumes(host, 
     assert objects.paths() == []
     here.start(3, 10)
     assert checkpoints_in(objects) == {"step000010-e1"}
+
+
+def test_a_checkpoint_counts_elsewhere_only_with_the_curves_up_to_it(host, objects):
+    """The rows between were missing for ever, where the machine was lost between the two."""
+    here, there = host("here"), host("there")
+    first = here.start(1)
+    append_row(here.folder / "metrics.jsonl", {"step": 0, "epoch": 1})
+    save(first, 1)
+    append_row(here.folder / "metrics.jsonl", {"step": 1, "epoch": 1})
+    save_without("metrics.jsonl", first, 2)
+    there.restore()
+    assert there.newest() == "step000001-e1"
+
+
+def test_how_a_learner_has_ended_is_known_elsewhere(objects, atlas_config, tmp_path):
+    s = Scene(atlas_config, tmp_path / "here", *OBJECTS)
+    s.lead()
+    assert "starts/0001.stop" in objects.paths()
 
 
 def test_a_learner_that_cannot_tell_its_start_leaves_why_it_ended(objects, atlas_config, tmp_path):

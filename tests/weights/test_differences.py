@@ -11,6 +11,8 @@ import pytest
 import torch
 import zstandard
 
+from cusearch_async.errors import WriteFailed
+from cusearch_async.files import remove
 from cusearch_async.weights import difference, http
 from cusearch_async.weights import downloads as client
 from cusearch_async.weights.difference import restore, write_difference
@@ -131,13 +133,30 @@ async def test_machines_with_the_same_version_share_one_difference(site, monkeyp
     assert len(made) == 1
 
 
+async def test_without_room_for_the_difference_beside_it_the_whole_file_is_fetched(site, sent, monkeypatch):
+    """Into a memory file system for four versions none came after the third."""
+    keep = client.keep
+
+    def only_whole(piece, file, tensors):
+        if file.name.endswith("difference"):
+            raise WriteFailed("No space left on device")
+        keep(piece, file, tensors)
+
+    monkeypatch.setattr(client, "keep", only_whole)
+    async with site.learner.serving(), site.host() as downloads:
+        await downloads.open(publish(site, 0, learned(0)))
+        name = publish(site, 1, learned(1))
+        assert same(await downloads.open(name), learned(1))
+    assert sent[-1][0] == f"{name}/{TENSORS}"
+
+
 async def test_a_difference_that_takes_long_to_make_is_waited_for(site, sent, monkeypatch):
     """Longer than silence is borne; before, the whole file was sent besides, for every version of a large model."""
     go_on, asked = threading.Event(), []
 
     def slow(old, new, into, threads):
-        assert go_on.wait(SECONDS)
         write_difference(old, new, into, threads)
+        assert go_on.wait(SECONDS)
 
     put_off = http.Server._difference
 
@@ -158,6 +177,7 @@ async def test_a_difference_that_takes_long_to_make_is_waited_for(site, sent, mo
         async with asyncio.timeout(SECONDS):
             while asked.count(202) < 5 and not opening.done():
                 await asyncio.sleep(0.01)
+        remove(site.learner.store().directory("v000000-e1"))  # two versions later it is no longer kept
         go_on.set()
         assert same(await opening, learned(1))
     assert set(asked) == {202, 200}

@@ -44,6 +44,21 @@ async def test_a_learner_at_its_end_waits_for_who_needs_the_last_version(site, s
             await downloads.open(first)
 
 
+async def test_the_last_version_is_opened_though_another_run_has_the_address(site, servers, monkeypatch):
+    """Its learner refuses the token; the evaluator ended, and the run had no last score."""
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
+    async with site.host(needs_last=True) as downloads:
+        async with site.learner.serving():
+            await until(lambda: servers[0].asking == 1)
+            last = site.publish(1)
+        assert site.downloaded() == {last}
+        token = os.environ["CUSEARCH_WEIGHTS_TOKEN"]
+        monkeypatch.setenv("CUSEARCH_WEIGHTS_TOKEN", "another")
+        async with site.learner.serving():
+            monkeypatch.setenv("CUSEARCH_WEIGHTS_TOKEN", token)
+            assert same(await downloads.open(last), tensors(1))
+
+
 async def test_a_connection_that_is_lost_at_the_learners_end_is_taken_up_again(site, servers, monkeypatch):
     """Longer after the client was told than it may be silent: the learner ended while it waited to ask again."""
     monkeypatch.setattr(http, "SILENCE_S", 2)  # client.RETRY_S is 1.0

@@ -206,7 +206,8 @@ save_method_state(method, granted)
 for ticket in pairs(somewhere) do next_ticket = math.max(next_ticket, tonumber(ticket) + 1) end
 redis.call('SET', key('next_ticket'), next_ticket)
 local epoch = math.max(run.epoch or 0, least_epoch) + 1
-redis.call('HSET', state, 'step', step, 'version', step, 'checkpoint', forgotten, 'epoch', epoch, 'pools_end', pools_end)
+redis.call('HSET', state, 'step', step, 'version', step, 'checkpoint', forgotten, 'epoch', epoch, 'pools_end', pools_end,
+  'resumed', step)
 redis.call('HSET', key('learners'), nonce, epoch)
 
 if by_tickets then  -- all tickets are somewhere, or taken by the steps before
