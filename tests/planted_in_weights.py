@@ -8,7 +8,7 @@ COPIES, OBJECTS = ("weights/copies.py", "weights"), ("weights/objects.py", "weig
 PIECES = ("objects.py", "weights/test_objects.py")
 CHECKPOINTS = ("training/checkpoint_objects.py", "training/test_checkpoint_objects.py")
 SERVED = ("weights/http.py", _TESTS)
-_FALLS_BACK = "except (WeightsUnavailable, BadTensorFile) as error:\n            log.info"
+_FALLS_BACK = "except (WeightsUnavailable, BadTensorFile, WriteFailed) as error:"
 
 WEIGHTS = {
     "a lost download begins again": (DOWNLOADS, "began = into.tell()", "began = into.seek(0)"),
@@ -39,7 +39,7 @@ WEIGHTS = {
     "a later learner's objects are removed": (OBJECTS, "if order_of(name)[0] <= epoch}", "}"),
     "a copy of another run is this one's": (
         COPIES,
-        "if name not in self._known and not await",
+        "if name not in self.known and not await",
         "if False and not await",
     ),
     "a damaged copy stays": (COPIES, 'log.warning("%s; it is fetched again", error)\n            return None', "raise"),
@@ -49,11 +49,7 @@ WEIGHTS = {
         "except (WeightsUnavailable, WriteFailed) as error:  # the",
         "except ZeroDivisionError as error:  # the",
     ),
-    "a checkpoint's state is put first": (
-        CHECKPOINTS,
-        "key=lambda file: (file == checkpoint / STATE_FILE, file)",
-        "key=lambda file: (file != checkpoint / STATE_FILE, file)",
-    ),
+    "a checkpoint counts before its curves are there": (CHECKPOINTS, "self._keep_changed(METRICS, SCORES)", "pass"),
     "a checkpoint without its state is restored": (
         CHECKPOINTS,
         "_checkpoints_in(paths).items() if STATE_FILE in files}",
@@ -105,6 +101,6 @@ WEIGHTS = {
     "what is wrong with a difference ends the download": (
         DOWNLOADS,
         _FALLS_BACK,
-        _FALLS_BACK.replace("(WeightsUnavailable, BadTensorFile)", "ZeroDivisionError"),
+        _FALLS_BACK.replace("(WeightsUnavailable, BadTensorFile, WriteFailed)", "ZeroDivisionError"),
     ),
 }

@@ -169,8 +169,7 @@ class MemoryBuffer:
         for name in ("questions", "rollouts", "order", "defer"):
             if run.limits and run.state.next_ticket and getattr(run.limits, name) != getattr(limits, name):
                 raise granted_otherwise("in memory", name, getattr(limits, name), getattr(run.limits, name))
-        is_changed = bool(run.identity.terms) and run.identity.terms != self._identity.terms
-        own = self._identity
+        own, is_changed = self._identity, bool(run.identity.terms) and run.identity.terms != self._identity.terms
         run.limits, run.identity = limits, own if own.run_id else replace(run.identity, terms=own.terms)
         reached = run.state.step if run.state.epoch else step
         if step > reached:
