@@ -386,7 +386,7 @@ MUTANTS = {
     "a run without an advantage succeeds": (LOOP, "and not has_learned:", "and False:"),
     "another corpus is searched": (SERVED, "if serves is not None and serves != self.serves:", "if False:"),
     "another Redis has the folder": (OWNER, "if here != last.buffer and not self._accepts_changes:", "if False:"),
-    "a hung worker takes tickets": (("rollout/loop.py", "rollout/test_loop.py"), " or self._status().hangs(", " or 0 * ("),
+    "a hung worker asks": (("rollout/loop.py", "rollout/test_loop.py"), " or self._status().hangs(", " or 0 * ("),
     "random tokens are the first": (
         CONTROLS,
         "order = rng.permutation(in_buckets(pool, self.settings))",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
+from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestServer
 
 from cusearch_async.config import EpisodeConfig, RetrieverConfig, load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.children import CLI, start_child
 from cusearch_async.processes.retriever import make_backend
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.retrieval.server import Retriever
+from tests.conftest import SLOW, free_port, wait_until
 from tests.retrieval.retrievers import QUESTION
 
 ARTICLES = "docs.examples.articles:Articles"
@@ -59,3 +64,27 @@ async def test_a_backend_of_ones_own_answers_searches_and_says_what_it_is(config
 def test_what_is_no_backend_is_refused_by_name(config_of, backend, options, message):
     with pytest.raises(ConfigError, match=message):
         make_backend(config_of(backend, options))
+
+
+class SlowToLoad:
+    """As one that indexes a large corpus in memory."""
+
+    def __init__(self, began: str) -> None:
+        Path(began).touch()
+        time.sleep(100)
+
+
+@pytest.mark.system
+def test_a_retriever_that_loads_ends_at_a_signal(tmp_path):
+    """It ended when its corpus was loaded."""
+    began, url = tmp_path / "began", f"http://127.0.0.1:{free_port()}"
+    own = ["--retriever.backend", f"{__name__}:SlowToLoad", "--retriever.options", f"{{began = '{began}'}}"]
+    command = [*CLI, "worker", "retriever", "atlas", *own, "--retriever.url", url]
+    process = start_child(command, {"PYTHONPATH": str(Path(__file__).parents[2])}, tmp_path / "log")
+    try:
+        wait_until(began.exists, 60)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10 * SLOW) == 130
+    finally:
+        process.kill()
+    assert "stopped while the corpus and its index were being loaded" in (tmp_path / "log").read_text()
