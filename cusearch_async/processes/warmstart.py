@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from cusearch_async.config import Config, as_toml
@@ -45,7 +46,7 @@ def run(config: Config, course: Course, sources: Sources, folder: Path) -> None:
     ranks = Ranks(config.learner.collective_timeout_s)
     with ranks.meeting():
         if not ranks.is_leader:
-            follow(ranks, lambda given: tuning_config(given, course, int(ranks.listen()), folder))
+            follow(ranks, lambda given: tuning_config(given, *_listen_to_course(ranks), folder))
             return
         report(read, trained, held_out)
         run_folder.mark(folder, config.run.name)
@@ -80,7 +81,7 @@ def _lead(
     if newest is not None:
         refuse_another(config.folder, terms(course, trained, config), newest.state.fixed)
     ranks.tell(as_toml(given).encode())  # a config that is read obeys rules of runs that a warm start need not obey
-    ranks.tell(str(steps).encode())
+    ranks.tell(msgspec.json.encode((course, steps)))
     learner = DeepSpeedLearner(config, ranks)
     ranks.tell(str(newest.path if newest else "").encode())
     start = 0
@@ -103,6 +104,11 @@ def _lead(
     newest = checkpoints.latest()  # it was read back when it was written
     if newest is not None:
         link_model(newest.path / "model", config.folder / MODEL)
+
+
+def _listen_to_course(ranks: Ranks) -> tuple[Course, int]:
+    """Of rank 0, with its steps: options of this rank's command line may differ."""
+    return msgspec.json.decode(ranks.listen(), type=tuple[Course, int])
 
 
 def refuse_another(folder: Path, own: Mapping[str, str], saved: Mapping[str, str]) -> None:

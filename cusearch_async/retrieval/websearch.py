@@ -17,6 +17,7 @@ import random
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +65,14 @@ class _Failure(NamedTuple):
     status: int = 502
     is_final: bool = False
     retry_after_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Request:
+    """Of a client, with any number of queries."""
+
+    waiting: int = 0
+    """How many of them wait for their turn."""
 
 
 def web_search(engine: str, settings: WebConfig, longest_wait_s: float = math.inf) -> WebSearch:
@@ -141,7 +150,7 @@ class WebSearch:
 
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         """A document's score is 1 / its rank. The first query that fails ends the others of the request."""
-        own = len(queries)
+        own = _Request()
         try:
             async with asyncio.TaskGroup() as group:
                 searches = [group.create_task(self._search(query.text, topk, own)) for query in queries]
@@ -171,8 +180,7 @@ class WebSearch:
         if self._session is not None:
             await self._session.close()
 
-    async def _search(self, text: str, topk: int, own: int) -> list[Scored]:
-        """`own`: how many queries its request has."""
+    async def _search(self, text: str, topk: int, own: _Request) -> list[Scored]:
         query = text.strip().encode("utf-8", "ignore")[:MAX_QUERY_BYTES].decode("utf-8", "ignore").strip()
         cache, passages = self._cache, list[Passage]()
         if query and cache is None:
@@ -181,7 +189,7 @@ class WebSearch:
             passages = await self._in_flight.share((query, topk), lambda: self._look_up(query, topk, own, cache))
         return [(passage, 1 / rank) for rank, passage in enumerate(passages, start=1)]
 
-    async def _look_up(self, query: str, topk: int, own: int, cache: _Cache) -> list[Passage]:
+    async def _look_up(self, query: str, topk: int, own: _Request, cache: _Cache) -> list[Passage]:
         known = await asyncio.to_thread(cache.read, self._place, query, topk)
         if known is not None:
             self._cache_hits += 1
@@ -190,13 +198,14 @@ class WebSearch:
         await asyncio.to_thread(cache.write, self._place, query, topk, passages)
         return passages
 
-    async def _ask(self, query: str, topk: int, own: int) -> list[Passage]:
-        if self._waiting - (own - 1) > self._most_waiting:
-            raise SearchFailed(f"{self._waiting} searches wait for retriever.web.per_second", status=429)
+    async def _ask(self, query: str, topk: int, own: _Request) -> list[Passage]:
+        others = self._waiting - own.waiting
+        if others > self._most_waiting:  # outside of `try`, as nothing has failed: the client makes a pause
+            raise SearchFailed(f"{others} searches wait for retriever.web.per_second", status=429)
         failed = 0
         try:
             while True:
-                await self._wait_for_rate()
+                await self._wait_for_rate(own)
                 outcome = await self._attempt(query, topk)
                 if not isinstance(outcome, _Failure):
                     return outcome
@@ -211,9 +220,10 @@ class WebSearch:
             log.warning("%s", error)  # the client gets only the status, so the reason is logged here
             raise
 
-    async def _wait_for_rate(self) -> None:
+    async def _wait_for_rate(self, own: _Request) -> None:
         """Wait until a request may start, and count it. Raises: SearchFailed when the budget is spent."""
         self._waiting += 1
+        own.waiting += 1
         try:
             async with self._one_by_one:
                 cap = self._settings.max_requests
@@ -225,6 +235,7 @@ class WebSearch:
                 self._requests += 1
         finally:
             self._waiting -= 1
+            own.waiting -= 1
 
     async def _attempt(self, query: str, topk: int) -> list[Passage] | _Failure:
         """One request."""

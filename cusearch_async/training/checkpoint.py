@@ -143,7 +143,7 @@ class Checkpoints:
         ObjectsUnavailable or WriteFailed, of an object store."""
 
     def tell_stop(self) -> None:
-        """The same of how it has ended."""
+        """Let them know how it has ended, if that can be done."""
 
     @property
     def epoch(self) -> int:

@@ -152,6 +152,12 @@ class CheckpointObjects:
         starts = (f"{STARTS}/{file.name}" for file in (self._folder / STARTS).glob("*.*"))
         self._keep_changed(MARKER, METRICS, SCORES, *starts)
 
+    def keep_stop(self, epoch: int) -> None:
+        """How the learner of `epoch` has ended, where its start is. The curves may be a later learner's by now. Raises:
+        WriteFailed."""
+        if f"{STARTS}/{epoch:04d}.json" in self._sent:
+            self._keep_changed(f"{STARTS}/{epoch:04d}.stop")
+
     def _keep_changed(self, *names: str) -> None:
         for name in names:
             file = self._folder / name
@@ -198,8 +204,8 @@ class ObjectCheckpoints(Checkpoints):
 
     def tell_stop(self) -> None:
         try:
-            self._objects.keep_history()
-        except (ObjectsUnavailable, WriteFailed) as error:
+            self._objects.keep_stop(self.epoch)
+        except WriteFailed as error:
             log.warning("how this learner ended is not in the object store: %s", error)
 
     def finish(self, step: int) -> None:

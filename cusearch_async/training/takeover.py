@@ -150,8 +150,8 @@ class Leader:
             except Exception as error:
                 explained = await explain(buffer, error)
                 record_stop(config.folder, buffer.epoch, None, first_line(explained))
-                await asyncio.to_thread(self._checkpoints.tell_stop)
                 await tell_of_end(config, explained, heartbeat.step)
+                await asyncio.to_thread(self._checkpoints.tell_stop)
                 if explained is error:
                     raise
                 raise explained from error

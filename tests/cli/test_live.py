@@ -8,6 +8,8 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -417,3 +419,16 @@ def test_the_end_of_a_continued_run_counts_the_steps_of_this_start_apart(atlas_c
         console = Console(file=io.StringIO(), width=200)
         live.conclude(config, Ledger(), Audit(kept=0, findings=()), 3.2, console)
         assert said in console.file.getvalue()
+
+
+def test_a_model_is_scored_on_the_gpu_of_a_worker(tmp_path):
+    """On the first of the machine it met another run's engine."""
+    config, started = load_config(Path("atlas"), ["--run.folder", str(tmp_path)]), {}
+    (tmp_path / "eval_after.json").write_text("{}")
+    fleet = SimpleNamespace(
+        start_command=lambda name, *_, **given: started.update({name: given}),
+        gpus_of_worker=lambda: {"CUDA_VISIBLE_DEVICES": "2"},
+        stop=lambda name: None,
+    )
+    demo.evaluate(fleet, SimpleNamespace(wait=lambda *_: None), config, "a/model", "after")
+    assert started["eval_after"]["env"] == {"CUDA_VISIBLE_DEVICES": "2"}

@@ -11,6 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, T5Config
 
+from cusearch_async.cli.preflight import memory as preflight_memory
 from cusearch_async.cli.preflight import sizing
 from cusearch_async.cli.preflight.activations import passes
 from cusearch_async.cli.preflight.shapes import PUBLISHED, ModelShape, published, read_shape
@@ -288,6 +289,16 @@ def test_the_hosts_memory_is_that_of_all_ranks():
     assert writing - two[2] == 6 * parameters, "half of masters and moments are on the other node"
     divided, _, _ = sizing.host_bytes(QWEN_3B, config_of("--learner.zero_stage", "3"))
     assert divided == 2 * 2 * (parameters + 4 * 151936 * 2048), "the embedding is the largest parameter"
+
+
+def test_on_a_cpu_the_copy_of_a_checkpoint_is_beside_the_update(monkeypatch):
+    """The kernel ended the learner at its first checkpoint, after `check` had said ok."""
+    monkeypatch.setattr(preflight_memory, "_in_memory", lambda what, text, needed: needed)
+    config = config_of("--learner.zero_stage", "1")
+    needed = preflight_memory.memory_on_cpu(config, QWEN_3B)
+    monkeypatch.setattr(sizing, "copied_bytes", lambda *_: 0)
+    alone = preflight_memory.memory_on_cpu(config, QWEN_3B)
+    assert needed - alone == sizing.checkpoint_bytes(QWEN_3B, config) > 16 * GIB
 
 
 def test_each_process_of_an_engine_keeps_a_block_for_new_weights():

@@ -37,6 +37,14 @@ def config_of(atlas_config, tmp_path):
     return lambda *overrides: load_config(atlas_config, ["--run.folder", str(tmp_path / "run"), *overrides])
 
 
+def test_a_start_that_cannot_be_read_is_told_of_once(tmp_path, caplog):
+    """`launch` reads them ten times a second while its learner loads."""
+    (tmp_path / "starts").mkdir()
+    (tmp_path / "starts" / "0001.json").write_text("{}")
+    assert read_starts(tmp_path) == read_starts(tmp_path) == []
+    assert caplog.text.count("is skipped") == 1
+
+
 def test_a_start_keeps_its_settings_and_what_it_was_made_with(config_of):
     record_start(config_of(), epoch=1, step=0)
     record_start(config_of("--run.steps", "30"), epoch=2, step=10)

@@ -108,7 +108,7 @@ def test_a_run_that_lacks_a_score_is_deleted_only_where_it_can_be_made_anew(plan
         monkeypatch.setattr(running, "_LEAVE_S", 0.1)
         with run_folder.hold(where), pytest.raises(RunInUse):
             run_all(plan, folder, [run], lambda *_: None)
-    assert (where / "metrics.jsonl").exists()
+    assert len((where / "began").read_text().splitlines()) == 1 + is_kept, "a folder that is made anew begins at 1"
 
 
 def test_a_run_is_launched_with_its_settings_and_its_starts_outlive_its_folder(plan, folder):

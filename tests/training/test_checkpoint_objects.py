@@ -16,12 +16,11 @@ from cusearch_async.errors import ConfigError, ObjectsUnavailable, WriteFailed
 from cusearch_async.files import append_row
 from cusearch_async.objects import Objects
 from cusearch_async.run.folder import hold_for_take_over, mark, read_marker
-from cusearch_async.run.history import epochs_and_steps, read_stop, record_start
+from cusearch_async.run.history import epochs_and_steps, record_start, record_stop
 from cusearch_async.training import checkpoint_objects as module
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.checkpoint_objects import CheckpointObjects, learner_checkpoints
 from cusearch_async.transport.interface import RunState
-from tests.conftest import wait_until
 from tests.object_stores import noted_calls, s3, store_url  # noqa: F401  (fixtures)
 from tests.training.test_checkpoint import UNKNOWN, names, save, write
 from tests.training.test_takeover import Scene, taken_over
@@ -175,20 +174,6 @@ async def test_a_start_is_in_the_store_before_its_first_checkpoint(objects, atla
     assert {"starts/0001.json", "starts/0001.toml"} <= set(objects.paths())
 
 
-def test_a_learner_is_alive_for_others_while_it_uploads(objects, atlas_config, tmp_path, monkeypatch):
-    """All of the checkpoint that it resumes, in a fork: a second learner took the run over unwarned meanwhile."""
-    s, put_there = Scene(atlas_config, tmp_path / "here", *OBJECTS), Objects.put
-
-    def once_it_is_known(own, path, file):
-        if path == "starts/0001.json":
-            wait_until(lambda: asyncio.run(s.another().learner()) is not None, 10)
-        put_there(own, path, file)
-
-    monkeypatch.setattr(Objects, "put", once_it_is_known)
-    s.lead()
-    assert "starts/0001.json" in objects.paths()
-
-
 def test_a_store_never_has_a_start_without_the_checkpoint_that_it_resumes(host, objects, atlas_config, tmp_path):
     """As in a fork, or where the store is set later: a learner elsewhere would have begun the run at step 0."""
     here = host("here")
@@ -216,19 +201,18 @@ def test_a_checkpoint_counts_elsewhere_only_with_the_curves_up_to_it(host, objec
     assert there.newest() == "step000001-e1"
 
 
-def test_how_a_learner_has_ended_is_known_elsewhere(objects, atlas_config, tmp_path):
-    s = Scene(atlas_config, tmp_path / "here", *OBJECTS)
-    s.lead()
+def test_a_replaced_learner_leaves_the_curves_of_the_new_one(host, objects):
+    here, there = host("here"), host("there")
+    first = here.start(1)
+    save(first, 1)
+    second = there.start(2, 1)
+    for step, folder in ((1, there.folder), (1, here.folder)):
+        append_row(folder / "metrics.jsonl", {"step": step, "epoch": 2})
+    save(second, 2)
+    record_stop(here.folder, 1, None, "fenced")
+    first.tell_stop()
+    assert objects.read("metrics.jsonl") == (there.folder / "metrics.jsonl").read_bytes()
     assert "starts/0001.stop" in objects.paths()
-
-
-def test_a_learner_that_cannot_tell_its_start_leaves_why_it_ended(objects, atlas_config, tmp_path):
-    s = Scene(atlas_config, tmp_path / "here", *OBJECTS)
-    with pytest.raises(WriteFailed, match="an outage"), putting_without(""):
-        s.lead()
-    stop = read_stop(s.config.folder, 1)
-    assert stop is not None
-    assert "an outage" in stop.outcome
 
 
 def test_as_many_stay_as_in_the_folder_and_none_of_a_later_learner_goes(host, objects):

@@ -109,6 +109,20 @@ async def test_groups_of_any_size_are_claimed_whole_and_their_sizes_go_with_them
     assert (await buffer.ledger()).closes
 
 
+async def test_the_state_has_the_step_from_which_its_learner_began(backend):
+    """An evaluator tells by it which scores of earlier learners count."""
+    buffer = await filled(backend, pools=3)
+    assert (await buffer.state()).resumed == 0
+    for step in range(2):
+        await train(buffer, step=step)
+    heir = backend.make()
+    await heir.recover(1)
+    assert (await heir.state()).resumed == 1
+    await train(heir, step=1)
+    state = await heir.state()
+    assert (state.step, state.resumed) == (2, 1)
+
+
 async def test_a_group_keeps_its_first_size_and_recovery_brings_the_memory_back(backend):
     buffer = backend.make()
     await buffer.recover(0, MethodState(memory="gone", fields={"gone": 1}, sizes={5: 4}))
