@@ -95,7 +95,8 @@ def changes(config: Config, p99_s: float) -> Iterator[tuple[str, Config]]:
     """The run as it is configured, and with what lets it wait less."""
 
     def changed(pool: PoolConfig, **settings: object) -> Config:
-        return config.model_copy(update={"pool": pool.model_copy(update=settings)})
+        redis = config.redis.model_copy(update={"max_trajectories": None})  # as many as the pool needs
+        return config.model_copy(update={"pool": pool.model_copy(update=settings), "redis": redis})
 
     pool = config.pool
     yield AS_CONFIGURED, config
@@ -120,7 +121,8 @@ def _durations(arguments: argparse.Namespace, config: Config) -> Durations:
     if arguments.episode_s:
         known["episode_s"] = typical(*arguments.episode_s)
     given["update_s"] = None if given["update_s"] is None else np.array([given["update_s"]])
-    return Durations(**known | {name: value for name, value in given.items() if value is not None})
+    known |= {name: value for name, value in given.items() if value is not None}
+    return Durations(**{"stands_s": known["load_s"]} | known)
 
 
 def _troubles(arguments: argparse.Namespace) -> Troubles:

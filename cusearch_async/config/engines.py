@@ -39,6 +39,8 @@ VLLM_REFUSED = {
     **_because("the learner does not run code of a model either", "trust_remote_code"),
     **_because("use learner.lora", "enable_lora"),
     **_because("use learner.lora.rank", "max_lora_rank"),
+    **_because("use learner.lora.targets", "lora_target_modules"),
+    **_because("set HF_TOKEN in the environment", "hf_token"),
     **_because("the policy is the only adapter; use learner.lora", "max_loras", "max_cpu_loras", "default_mm_loras"),
     **_because(
         "pausing, loading weights and their versions are of one engine; use more rollout.workers",

@@ -130,3 +130,4 @@ class GpuShare:
                 self._is_awake = False
                 await self._sleep()
                 lock.release()
+                await asyncio.sleep(2 * POLL_S)  # the learner may have its next pool: whoever waits has its turn first

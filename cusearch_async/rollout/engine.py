@@ -165,10 +165,18 @@ class Engine:
 
     async def _sleep(self) -> None:
         """Move the weights to the host's memory, and drop the KV cache. Raises: EngineDied."""
-        await self._unless_dead(self._llm.sleep(level=1))
+        await self._changed(self._llm.sleep(level=1), "fall asleep")
 
     async def _wake_up(self) -> None:
-        await self._unless_dead(self._llm.wake_up())
+        await self._changed(self._llm.wake_up(), "wake up")
+
+    async def _changed(self, call: Awaitable[Any], what: str) -> None:
+        try:
+            await self._unless_dead(call)
+        except EngineDied:
+            raise
+        except Exception as error:  # vLLM gives what went wrong in its process without a type
+            raise EngineDied(f"the vLLM engine cannot {what}: {first_line(error)}") from error
 
     async def _unless_dead(self, call: Awaitable[Any]) -> None:
         try:
@@ -260,6 +268,7 @@ class Engine:
             raise
         except Exception as error:
             if not await asyncio.to_thread(file.exists):
+                self._engine_output.forget()
                 raise WeightsUnavailable(f"{file.parent} was removed before it was loaded") from error
             raise WeightsMismatch(f"{file} cannot be loaded: {error}; are these the weights of this model?") from error
 

@@ -55,6 +55,10 @@ class EngineOutput:
                 return None
             time.sleep(0.05)
 
+    def forget(self) -> None:
+        """What was printed so far has been dealt with: it is not why the process will have died."""
+        self._lines.clear()
+
     def _pass_on(self, read: int, to: int) -> None:
         with open(read, "rb", buffering=0) as output, contextlib.suppress(OSError):
             rest = b""

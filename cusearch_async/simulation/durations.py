@@ -33,7 +33,9 @@ class Durations:
     publish_s: float
     """From a commit to the announcement."""
     load_s: float
-    """A worker's engine stands still for so long at each version."""
+    """From the announcement of a version until a worker has it."""
+    stands_s: float
+    """For so long its engine stands still then; 0 where `episode_s` has it already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,4 +77,5 @@ def recorded_durations(folder: Path, config: Config) -> Durations:
         update_s=np.array([sum(row.get(name, 0.0) for name in _OF_THE_LEARNER) for row in rows]),
         publish_s=float(np.median([row.get("time/publishing_s", 0.0) for row in rows])),
         load_s=float(np.median(loads)),
+        stands_s=0.0,
     )

@@ -152,7 +152,7 @@ class Simulation:
         return (self._workers[number] for number in self._random.permutation(len(self._workers)))
 
     def _load(self, worker: _Worker, version: int) -> None:
-        worker.stood_s += self._durations.load_s
+        worker.stood_s += self._durations.stands_s
         self._at(self._durations.load_s, self._loaded, worker, worker.life, version)
 
     def _loaded(self, worker: _Worker, life: int, version: int) -> None:

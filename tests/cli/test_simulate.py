@@ -44,6 +44,7 @@ async def test_times_come_from_the_records_and_rows_of_a_run(recorded_run):
     found = recorded_durations(recorded_run.folder, recorded_run)
     assert sorted(found.episode_s) == sorted(2 * [*np.arange(3.0, 11.0)])
     assert (found.searches, found.publish_s, found.load_s) == (2, 2, 1.5)
+    assert found.stands_s == 0, "the recorded times of episodes have it"
     assert [*found.update_s] == [5.5, 6.5]
 
 

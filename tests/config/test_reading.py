@@ -306,3 +306,21 @@ def test_another_name_or_folder_than_the_saved_one_counts(saved, tmp_path):
     copied = tmp_path / "mine.toml"
     copied.write_bytes(saved.read_bytes())
     assert load_config(copied).folder == Path("runs/mine"), "no run has saved it there"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("rollout.vllm.lora_target_modules", '["q_proj"]', "use learner.lora.targets"),
+        ("rollout.vllm.hf_token", "hf_secret", "set HF_TOKEN in the environment"),
+    ],
+)
+def test_an_option_of_vllm_that_would_part_engine_and_learner_or_is_a_secret_is_refused(write, option, value, said):
+    error = error_of(write(), f"--{option}", value)
+    assert said in error
+    assert "secret" not in error
+
+
+def test_an_outage_that_episodes_do_not_outlast_is_refused(write):
+    """All groups closed short, where the worker was to wait and then to end."""
+    assert "must be < episode.timeout_s (600): episodes would fail" in error_of(write(), "--retriever.outage_s", "600")

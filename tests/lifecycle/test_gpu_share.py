@@ -111,6 +111,27 @@ async def test_a_process_that_is_killed_keeps_nobody_waiting(tmp_path, has_them,
         holder.communicate()
 
 
+async def test_a_learner_with_a_pool_at_hand_lets_a_waiting_engine_have_its_turn(tmp_path, on_gpus):
+    """It took the GPUs again at once, and moved all to the host and back for nothing, until no pool was left."""
+    learner = await Sleeper("learner", "learner", tmp_path, on_gpus).start()
+    order, engine = [], lock(tmp_path, "engine")
+
+    async def load() -> None:
+        await engine.take()
+        order.append("engine")
+        engine.release()
+
+    async with learner.turns.active():
+        waiting = asyncio.create_task(load())
+        await settle()
+    for step in range(3):
+        await asyncio.sleep(0)  # the next pool is claimed while all is moved to the host
+        async with learner.turns.active():
+            order.append(step)
+    await waiting
+    assert order[0] == "engine"
+
+
 async def test_it_sleeps_when_it_is_not_needed_and_wakes_up_for_the_first(tmp_path, on_gpus):
     engine = await Sleeper("engine", "engine", tmp_path, on_gpus).start()
     await settle()

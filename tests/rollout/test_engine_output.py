@@ -41,3 +41,14 @@ def test_a_child_that_says_very_much_is_neither_held_up_nor_remembered_whole():
         child = subprocess.Popen([sys.executable, "-c", "print('x' * 99 * 10_000 + 'ab\\n' * 200_000)"])
     assert child.wait(timeout=60 * SLOW) == 0
     assert len(output._lines) <= 500
+
+
+@pytest.mark.system
+def test_an_error_that_was_dealt_with_does_not_explain_a_later_death(capfd):
+    output = EngineOutput()
+    with output.listening():
+        child = subprocess.Popen([sys.executable, "-c", DIES])
+    assert child.wait(timeout=30 * SLOW) == 0
+    assert output.last_error()
+    output.forget()
+    assert output.last_error() is None

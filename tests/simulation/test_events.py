@@ -24,6 +24,7 @@ def durations(episode_s=10.0, p99_s=None, update_s=8.0, publish_s=1.0, load_s=0.
         searches=3.0,
         publish_s=publish_s,
         load_s=load_s,
+        stands_s=load_s,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from cusearch_async.config import STARTER, load_config
+from cusearch_async.errors import EngineDied
 from cusearch_async.lifecycle.gpu_share import GpuLock
+from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.run import folder as run_folder
 from tests.conftest import wait_until
 from tests.system.conftest import Run, finish
@@ -45,6 +48,20 @@ def test_a_learner_that_was_offloaded_makes_the_same_updates_bit_for_bit(tmp_pat
         held, of_moved = load_file(path), load_file(tmp_path / "b" / "deepspeed" / path.name)
         assert held.keys() == of_moved.keys()
         assert all(torch.equal(held[name], of_moved[name]) for name in held), path.name
+
+
+async def test_an_engine_that_cannot_wake_up_has_died(monkeypatch):
+    """vLLM gives the error of its process without a type, which cost every ticket in flight an attempt."""
+    configure_process([])
+    from cusearch_async.rollout.engine import Engine
+
+    async def fail() -> None:
+        raise Exception("Call to wake_up method failed: CUDA error: out of memory\nand more")
+
+    engine = Engine.__new__(Engine)
+    engine._llm = SimpleNamespace(wake_up=fail)
+    with pytest.raises(EngineDied, match=r"^the vLLM engine cannot wake up: Call to wake_up .*: out of memory$"):
+        await engine._wake_up()
 
 
 @pytest.mark.slow
