@@ -13,7 +13,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,6 @@ async def worker(config: Config, tokenizer: Any, turns: Path, pool: int) -> None
     async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search:
         await search.wait_until_answering(60)
         with open_runner(config, config.model.location, tokenizer, search) as (engine, runner):
-            recorded = recording(engine, 6 * pool)  # about as many turns as are measured
             print("ready", file=ANSWERS, flush=True)
             for number, _ in enumerate(sys.stdin):
                 run = config.run.model_copy(update={"name": f"bench-{os.getpid()}-{number}"})
@@ -103,27 +103,30 @@ async def worker(config: Config, tokenizer: Any, turns: Path, pool: int) -> None
                     working = asyncio.create_task(loop.run(stop))
                     await counting.is_warm.wait()
                     clock, before = Clock(), engine.sampled_tokens
-                    await counting.is_done.wait()
+                    with noting(engine) if not number else nullcontext([]) as noted:
+                        await counting.is_done.wait()
                     spent = clock.read(engine.sampled_tokens - before)
                     stop.set()
                     await working
                 if not number:
-                    await asyncio.to_thread(turns.write_text, json.dumps(recorded))
+                    await asyncio.to_thread(turns.write_text, json.dumps(noted))
                 answer(spent)
 
 
-def recording(engine: Any, count: int) -> list[Any]:
-    """The prompts and seeds of the next `count` turns, as they come."""
-    generate, recorded = engine.generate, []
+@contextmanager
+def noting(engine: Any) -> Iterator[list[Any]]:
+    """The prompts and seeds of the turns that begin inside. An episode's first ones have the shortest prompts."""
+    generate, noted = engine.generate, []
 
     async def generate_and_note(prompt: list[int], most: int, temperature: float, seed: int, stops: Any) -> Any:
-        recorded.append([list(prompt), seed])
-        if len(recorded) == count:
-            engine.generate = generate
+        noted.append([list(prompt), seed])
         return await generate(prompt, most, temperature, seed, stops)
 
     engine.generate = generate_and_note
-    return recorded
+    try:
+        yield noted
+    finally:
+        engine.generate = generate
 
 
 async def raw(config: Config, tokenizer: Any, turns: Path, _: int) -> None:
