@@ -4,11 +4,11 @@
 
 The worker is the real one, with retriever and Redis as processes, at 192 episodes in flight; measured from the end of
 the first 192 episodes until 384 more have ended, while it goes on. vLLM alone is `LLM.generate` with the turns that the
-worker has sampled, all given at once, with the same settings of the engine: with the engine in a process of its own, as
-vLLM starts it by default and the worker has it, and with both in one process. PREVIOUS is the worker of an earlier
-commit. All share one core, and take turns; CPU seconds are those of a side's own process and its engine's, not of
-retriever and Redis. Medians of ROUNDS rounds, the first of which does not count, and of the ratios within a round; into
-runs/bench/learner.json.
+worker has sampled meanwhile, all given at once, after those before, with the same settings of the engine: with the
+engine in a process of its own, as vLLM starts it by default and the worker has it, and with both in one process.
+PREVIOUS is the worker of an earlier commit. All share one core, and take turns; CPU seconds are those of a side's own
+process and its engine's, not of retriever and Redis. Medians of ROUNDS rounds, the first of which does not count, and
+of the ratios within a round; into runs/bench/learner.json.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def measure(
         stack.enter_context(Fleet(config)).start_services()
         running = {}
         for number, (name, side) in enumerate(sides.items()):
-            case, turns = folder / f"case-{number}.json", str(folder / "turns.json")
+            case, own_turns = folder / f"case-{number}.json", folder / f"turns-{number}.json"
+            turns = str(folder / "turns.json" if side.tree == ROOT else own_turns)  # another commit's
             own = [*overrides, *settings_of.get(name, ())]
             case.write_text(json.dumps({"configs": configs, "overrides": own, "turns": turns, "pool": pool}))
             running[name] = stack.enter_context(started(side, case))

@@ -100,22 +100,23 @@ async def worker(config: Config, tokenizer: Any, turns: Path, pool: int) -> None
                     engine.version, engine.loaded = 0, "v000000-e1"
                     counting, stop = CountingRunner(runner, pool), asyncio.Event()
                     loop = RolloutLoop("w", of_round, buffer, engine, None, counting, search, questions)
-                    working = asyncio.create_task(loop.run(stop))
-                    await counting.is_warm.wait()
-                    clock, before = Clock(), engine.sampled_tokens
                     with noting(engine) if not number else nullcontext([]) as noted:
+                        working = asyncio.create_task(loop.run(stop))
+                        await counting.is_warm.wait()
+                        clock, before, first = Clock(), engine.sampled_tokens, len(noted)
                         await counting.is_done.wait()
                     spent = clock.read(engine.sampled_tokens - before)
                     stop.set()
                     await working
                 if not number:
-                    await asyncio.to_thread(turns.write_text, json.dumps(noted))
+                    parts = {"before": noted[:first], "measured": noted[first:]}
+                    await asyncio.to_thread(turns.write_text, json.dumps(parts))
                 answer(spent)
 
 
 @contextmanager
 def noting(engine: Any) -> Iterator[list[Any]]:
-    """The prompts and seeds of the turns that begin inside. An episode's first ones have the shortest prompts."""
+    """The prompts and seeds of the turns that begin inside."""
     generate, noted = engine.generate, []
 
     async def generate_and_note(prompt: list[int], most: int, temperature: float, seed: int, stops: Any) -> Any:
@@ -145,13 +146,14 @@ async def raw(config: Config, tokenizer: Any, turns: Path, _: int) -> None:
         ends = {"stop": list(SearchEnvironment.stops), "include_stop_str_in_output": True}
     print("ready", file=ANSWERS, flush=True)
     for _line in sys.stdin:
-        given = json.loads(await asyncio.to_thread(turns.read_text))
+        parts = json.loads(await asyncio.to_thread(turns.read_text))
         settings = ends | {"logprobs": 0, "flat_logprobs": True}
         settings |= {"max_tokens": config.episode.max_turn_tokens, "output_kind": RequestOutputKind.FINAL_ONLY}
-        params = [SamplingParams(seed=seed, **settings) for _, seed in given]
         llm.reset_prefix_cache()
-        clock = Clock()
-        found = llm.generate([{"prompt_token_ids": prompt} for prompt, _ in given], params, use_tqdm=False)
+        for part in ("before", "measured"):  # so that it has what the worker had in its cache
+            clock, given = Clock(), parts[part]
+            params = [SamplingParams(seed=seed, **settings) for _, seed in given]
+            found = llm.generate([{"prompt_token_ids": prompt} for prompt, _ in given], params, use_tqdm=False)
         answer(clock.read(sum(len(output.outputs[0].token_ids) for output in found)))
 
 
