@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import redis.asyncio as aioredis
 from redis import exceptions
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.credentials import CredentialProvider
 
 from cusearch_async.concurrency import doubling_pause_s
@@ -85,6 +85,8 @@ def connect(settings: RedisConfig, password: Password = lambda: None) -> Any:
             [(host, int(port)) for host, port in places],
             sentinel_kwargs={
                 "socket_timeout": settings.timeout_s,
+                "socket_connect_timeout": settings.timeout_s,
+                "retry": None,  # the next sentinel is asked
                 "password": os.environ.get("CUSEARCH_SENTINEL_PASSWORD") or None,
             },
         )
@@ -167,6 +169,8 @@ class Connection:
         text, line = str(error), first_line(error)
         if isinstance(error, exceptions.InvalidResponse):
             return f"the server at {self._address} is not a Redis ({line}); fix redis.url"
+        if isinstance(error, MasterNotFoundError) and "AuthenticationError" in text:
+            return f"the sentinels at {self._address} refuse the connection; set CUSEARCH_SENTINEL_PASSWORD"
         if isinstance(error, _REFUSALS) or any(word in text for word in _REFUSAL_WORDS):
             return (
                 f"Redis at {self._address} refuses the connection ({line}); set CUSEARCH_REDIS_PASSWORD, and a user "

@@ -238,7 +238,7 @@ class MemoryBuffer:
         return Pool(step, tuple(run.entries[id_].trajectory for id_ in pool.ids))
 
     def _next_tickets(self, step: int) -> list[int]:
-        """Of the pool of `step`; fewer than N while it is not complete."""
+        """Of the pool of `step`, none that is kept for another; fewer than N while it is not complete."""
         run, limits = self._run, self._limits
         if step in run.reserved:
             return [ticket for ticket in run.reserved[step] if ticket in run.ready]
@@ -248,7 +248,7 @@ class MemoryBuffer:
         is_waiting = limits.order == "deferred" and any(
             ticket not in run.ready and ticket not in run.taken for ticket in range(max(0, first), last + 1)
         )
-        return [] if is_waiting else sorted(run.ready)[: limits.questions]
+        return [] if is_waiting else sorted(run.ready - {*itertools.chain(*run.reserved.values())})[: limits.questions]
 
     def _count_lost(self, tickets: Sequence[int]) -> bool:
         """Count trajectories of these groups that disappeared as lost, and requeue the groups. True if there were

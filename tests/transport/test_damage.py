@@ -174,6 +174,27 @@ async def test_what_the_next_learner_can_make_again_is_no_reason_to_refuse(redis
     assert len(await heir.claim(0)) == N * G
 
 
+async def test_run_limits_that_are_gone_are_written_by_the_next_learner(redis_backend):
+    """The message told to reset the run."""
+    buffer = await filled(redis_backend)
+    await redis_backend.client.delete(buffer.keys.limits)
+    for attempt in (buffer.claim(0), buffer.admit("w", 0, 1)):
+        with pytest.raises(BufferLost, match=r"the run limits are missing.*start the learner again"):
+            await attempt
+    assert len(await (await recovered(redis_backend)).claim(0)) == N * G
+
+
+async def test_a_ledger_that_is_gone_after_a_learner_went_back_is_counted_again(redis_backend):
+    """Of pools above the step it has, none was counted."""
+    buffer = await started(redis_backend)
+    await run_steps(buffer, 2)
+    await recovered(redis_backend)
+    await redis_backend.client.delete(buffer.keys.ledger)
+    heir = await recovered(redis_backend)
+    assert (await heir.ledger()).claimed == 2 * N * G
+    assert (await heir.audit()).findings == ()
+
+
 async def test_a_ledger_that_is_gone_is_counted_again_by_the_next_learner(redis_backend):
     buffer = await started(redis_backend, max_staleness=1)
     await run_steps(buffer, 2, pools=2, selected=3)

@@ -121,6 +121,15 @@ async def test_a_pool_that_redis_lost_is_generated_again_with_the_same_tickets(b
     assert {t.ticket for t in await train(heir, 1)} == {5, 6, 7, 8}
 
 
+async def test_a_worker_whose_room_is_too_small_for_a_group_hedges_nothing(backend):
+    """Redis gave it what another worker ran, though new tickets were there."""
+    buffer = await started(backend, hedge_s=1e12)
+    slow = await buffer.admit("slow", 0, 2 * G)
+    await fill(buffer, slow[:1])
+    await backend.age_leases()
+    assert await buffer.admit("busy", 0, G + 1) == group(2)
+
+
 async def test_a_worker_with_nothing_to_do_runs_what_an_old_lease_lacks_once(backend):
     buffer = await started(backend, hedge_s=1e12, max_staleness=0)
     slow = await buffer.admit("slow", 0, N * G)

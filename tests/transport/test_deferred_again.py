@@ -47,6 +47,27 @@ async def test_a_pool_beyond_the_steps_of_a_shorter_run_is_not_waited_for(backen
     assert len(await shorter.claim(0)) == N * G, "of those that wait; the others are of no step any more"
 
 
+async def test_no_step_takes_the_tickets_that_are_kept_for_a_later_one(backend):
+    """Both were emptied, and the first cannot have its own again: those of the second were trained twice."""
+    buffer = await started(backend, **deferred(max_staleness=3, steps=10))
+    slots = await buffer.admit("w", 0, 100 * N * G)
+    for step, tickets in ((0, (5, 6, 7, 8)), (1, (0, 1, 2, 3))):
+        await fill(buffer, [slot for slot in slots if slot.ticket in tickets])
+        assert {t.ticket for t in await train(buffer, step)} == {*tickets}
+    await fill(buffer, [slot for slot in slots if slot.ticket == 4])
+    await backend.vanish(*(f"{ticket}:{rollout}" for ticket in (0, 1, 2, 3, 5, 6, 7, 8) for rollout in range(G)))
+    emptied = await recovered(backend, **deferred(max_staleness=3, steps=10))
+    assert len(await train(emptied, 0)) == 0
+    assert len(await emptied.claim(1)) == 0
+    shorter = await recovered(backend, **deferred(max_staleness=3, steps=2))
+    await shorter.announce(0, "v000000-e3")
+    await fill(shorter, await shorter.admit("w", 0, 100 * N * G))
+    first = {t.ticket for t in await train(shorter, 0)}
+    assert first == {4, 5, 6, 7}
+    assert {t.ticket for t in await train(shorter, 1)} == {0, 1, 2, 3}
+    assert (await shorter.audit()).closes
+
+
 async def test_the_pool_that_is_generated_again_is_accepted_by_a_full_buffer(backend):
     buffer = await with_a_late_pool(backend)
     held = (await buffer.ledger()).bytes

@@ -241,9 +241,34 @@ async def test_sentinels_with_a_password_of_their_own_are_asked_with_it(server, 
             await start(buffer)
             assert (await buffer.state()).epoch == 1
         monkeypatch.setenv("CUSEARCH_SENTINEL_PASSWORD", "wrong")
-        async with buffer_on(f"redis+sentinel://127.0.0.1:{port}/runs/0", patience_s=0) as buffer:
-            with pytest.raises(BufferUnavailable):
+        async with (
+            asyncio.timeout(10 * SLOW),
+            buffer_on(f"redis+sentinel://127.0.0.1:{port}/runs/0", patience_s=1000) as buffer,
+        ):
+            with pytest.raises(BufferUnavailable, match=r"refuse the connection; set CUSEARCH_SENTINEL_PASSWORD$"):
                 await buffer.state()
+
+
+async def test_a_sentinel_that_hangs_holds_nobody_up_while_another_answers(server, tmp_path):
+    """It was asked eleven times before the other one, and nothing was logged meanwhile."""
+    port, settings, over, asked = free_port(), tmp_path / "sentinel.conf", asyncio.Event(), list[None]()
+    settings.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsentinel monitor runs 127.0.0.1 {server.port} 1\n"
+    )
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(None)
+        await over.wait()
+        writer.close()
+
+    hanging = await asyncio.start_server(hang, "127.0.0.1", 0)
+    url = f"redis+sentinel://127.0.0.1:{hanging.sockets[0].getsockname()[1]},127.0.0.1:{port}/runs/0"
+    async with hanging:
+        with sentinel(settings, port):
+            async with buffer_on(url, patience_s=0, timeout_s=0.3) as buffer:
+                await buffer.state()
+        over.set()
+    assert len(asked) == 1
 
 
 async def test_what_is_no_redis_is_said_in_one_line_at_once():

@@ -10,6 +10,7 @@ local worker = key('worker:' .. name)
 if not run.epoch then return {} end
 local refused = contract_refusal(ARGV[5])
 if refused then return refused end
+if not run.questions then return lost('the run limits are missing') end
 local published = run.published or -1
 if published < 0 then return {} end
 local pools = run.max_staleness + math.min(loaded, published) + 1
@@ -60,8 +61,9 @@ for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('requeue'), '-inf', '(' 
   if not has_room then break end
   redis.call('ZREM', key('requeue'), ticket)
 end
-while has_room and next_ticket < limit and take(tostring(next_ticket)) do
-  next_ticket = next_ticket + 1
+while has_room and next_ticket < limit do
+  has_room = take(tostring(next_ticket))
+  if has_room then next_ticket = next_ticket + 1 end
 end
 if has_room and run.hedge_s > 0 then
   local needed_soon, old = math.min(limit, (run.step + run.defer + 2) * run.questions), {}

@@ -44,7 +44,16 @@ elseif by_tickets then
     known = known + redis.call('ZCOUNT', key(place), due, due + questions - 1)
   end
   if due < 0 or known == questions then
-    tickets = redis.call('ZRANGEBYSCORE', key('ready'), deferred and '-inf' or due, '+inf', 'LIMIT', 0, questions)
+    local of_others, count_of_others = {}, 0  -- tickets that are kept for other steps
+    if deferred then
+      for _, listed in pairs(hash(key('reserved'))) do
+        for ticket in string.gmatch(listed, '%d+') do of_others[ticket], count_of_others = true, count_of_others + 1 end
+      end
+    end
+    local least, most = deferred and '-inf' or due, questions + count_of_others
+    for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('ready'), least, '+inf', 'LIMIT', 0, most)) do
+      if #tickets < questions and not of_others[ticket] then tickets[#tickets + 1] = ticket end
+    end
   end
 else
   tickets = redis.call('ZRANGE', key('ready'), 0, questions - 1)

@@ -100,7 +100,7 @@ if own.digest ~= '' then redis.call('HSET', key('contract'), 'digest', own.diges
 if own.run_id ~= '' then redis.call('HSET', state, 'run_id', own.run_id, 'host', own.host, 'folder', own.folder) end
 local is_counted = not run.epoch or redis.call('EXISTS', key('ledger')) == 1
 if not is_counted then  -- the ledger has disappeared: count what is kept
-  for s = forgotten, reached do
+  for s = forgotten, pools_end - 1 do  -- a learner may have gone back behind some
     local size, trained = unpack(redis.call('HMGET', pool_info_key(s), 'size', 'trained'))
     count(trained and 'trained' or 'claimed', tonumber(trained or size or 0))
     if trained then count('unselected', size - trained) end
