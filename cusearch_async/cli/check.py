@@ -67,6 +67,7 @@ def check(config: Config, shape: ModelShape | None, device: Device | None) -> It
         yield gpus.named_gpus(config)
     yield from gpus.gpus_here(config)
     yield from options.unused(config)
+    yield from options.patience(config)
     yield from options.vllm_options(config)
     yield machine.open_files(config)
     yield from sources.files(config, tokenizer)

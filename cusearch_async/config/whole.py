@@ -152,12 +152,6 @@ class Config(Section):
             self.buffer_limit >= least,
             f"redis.max_trajectories ({self.redis.max_trajectories}) must be >= (pool.max_staleness + 2) N G = {least}",
         )
-        outage_s, timeout_s = self.retriever.outage_s, self.episode.timeout_s
-        _require(
-            not self.searching or outage_s < timeout_s,
-            f"retriever.outage_s ({outage_s:g}) must be < episode.timeout_s ({timeout_s:g}): episodes would fail in an "
-            "outage that the worker is to wait for",
-        )
         _require(
             low <= high or self.loss.correction not in ("icepop", "geometric"),
             f"loss.correction_low ({low}) must be <= loss.correction_high ({high})",

@@ -41,3 +41,11 @@ def test_its_source_says_what_is_imported():
 
     assert options.engine_options() == {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     assert "torch" in sys.modules
+
+
+def test_an_outage_that_episodes_do_not_outlast_is_warned_of(atlas_config):
+    """All groups closed short, where the worker was to wait and then to end."""
+    assert not [*options.patience(load_config(atlas_config))]
+    (found,) = options.patience(load_config(atlas_config, ["--retriever.outage_s", "600"]))
+    assert (found.status, found.what) == ("warning", "retriever.outage_s")
+    assert found.text.startswith("600 s, and episode.timeout_s 600: episodes fail in an outage")

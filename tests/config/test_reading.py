@@ -319,8 +319,3 @@ def test_an_option_of_vllm_that_would_part_engine_and_learner_or_is_a_secret_is_
     error = error_of(write(), f"--{option}", value)
     assert said in error
     assert "secret" not in error
-
-
-def test_an_outage_that_episodes_do_not_outlast_is_refused(write):
-    """All groups closed short, where the worker was to wait and then to end."""
-    assert "must be < episode.timeout_s (600): episodes would fail" in error_of(write(), "--retriever.outage_s", "600")

@@ -284,17 +284,18 @@ async def test_the_queries_of_one_request_do_not_wait_for_each_other_in_vain():
 
 async def test_a_request_that_is_cached_but_for_a_query_waits_behind_no_more_than_others(tmp_path):
     async with served(finds(LIMA)) as (_, address):
-        settings = WebConfig(url=f"{address}/serper", per_second=100.0, cache=tmp_path)
-        search = WebSearch("serper", settings, KEY, longest_wait_s=0.05)
-        known = [f"query {n}" for n in range(20)]
+        settings = WebConfig(url=f"{address}/serper", per_second=10.0, cache=tmp_path)
+        search = WebSearch("serper", settings, KEY, longest_wait_s=0.5)
+        known = [f"query {n}" for n in range(5)]
         await found(search, *known)
-        others = [asyncio.ensure_future(found(search, f"other {n}")) for n in range(12)]
+        others = [asyncio.ensure_future(found(search, f"other {n}")) for n in range(20)]
         while search._waiting <= search._most_waiting:
             await asyncio.sleep(0)
         with pytest.raises(SearchFailed, match="searches wait") as caught:
             await found(search, *known, "new")
         assert caught.value.status == 429
-        await asyncio.gather(*others, return_exceptions=True)
+        for other in others:
+            other.cancel()
         await search.close()
 
 

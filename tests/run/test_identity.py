@@ -132,7 +132,7 @@ def test_every_key_of_the_contract_has_a_test():
 @pytest.mark.parametrize(
     "override",
     [
-        ("episode.timeout_s", "700"),
+        ("episode.timeout_s", "7"),
         ("rollout.max_episodes", "200"),
         ("rollout.cores", "[0]"),
         ("rollout.vllm.kv_cache_memory_bytes", "67108864"),

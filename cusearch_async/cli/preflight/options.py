@@ -1,4 +1,5 @@
-"""Checks of settings that nothing reads: those of another environment, and misspelled options of vLLM."""
+"""Checks of settings that nothing reads (those of another environment, misspelled options of vLLM), or that undo each
+other."""
 
 from __future__ import annotations
 
@@ -21,6 +22,16 @@ def unused(config: Config) -> Iterator[Finding]:
         if of_others:
             text = f"{', '.join(sorted(of_others))} {'is no setting' if len(of_others) == 1 else 'are no settings'}"
             yield Finding("warning", f"environment.{label}", f"{text} of {settings.name}, and not used")
+
+
+def patience(config: Config) -> Iterator[Finding]:
+    """An episode's time passes while its search is tried again."""
+    outage_s, timeout_s = config.retriever.outage_s, config.episode.timeout_s
+    if config.searching and outage_s >= timeout_s:
+        text = (
+            f"{outage_s:g} s, and episode.timeout_s {timeout_s:g}: episodes fail in an outage that they are to wait for"
+        )
+        yield Finding("warning", "retriever.outage_s", text)
 
 
 def vllm_options(config: Config) -> Iterator[Finding]:
