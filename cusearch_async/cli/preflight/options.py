@@ -28,9 +28,7 @@ def patience(config: Config) -> Iterator[Finding]:
     """An episode's time passes while its search is tried again."""
     outage_s, timeout_s = config.retriever.outage_s, config.episode.timeout_s
     if config.searching and outage_s >= timeout_s:
-        text = (
-            f"{outage_s:g} s, and episode.timeout_s {timeout_s:g}: episodes fail in an outage that they are to wait for"
-        )
+        text = f"{outage_s:g} s, and episode.timeout_s {timeout_s:g}: episodes fail in an outage that lasts so long"
         yield Finding("warning", "retriever.outage_s", text)
 
 
