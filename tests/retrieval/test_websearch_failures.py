@@ -296,6 +296,7 @@ async def test_a_request_that_is_cached_but_for_a_query_waits_behind_no_more_tha
         assert caught.value.status == 429
         for other in others:
             other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         await search.close()
 
 
