@@ -6,7 +6,7 @@ What cannot be honoured exactly is refused by name: a policy that is trained mus
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +120,7 @@ class Fields:
     ) -> TurnRequest:
         """With what is left of the body: `limits` and `stops` are fields. Raises: Refused, also for any other field."""
         self.take_temperature(settings)
+        _refuse_unreadable(tools)
         found = TurnRequest(
             messages=tuple(messages),
             tools=tools,
@@ -135,15 +136,13 @@ class Fields:
         return found
 
 
-def checked_tools(tools: Iterable[Mapping[str, Any]]) -> Tools:
-    """Tools in the form of Chat Completions. Raises: Refused for one that no parser of calls could read."""
-    found = tuple(tools)
-    for function in (tool["function"] for tool in found):
+def _refuse_unreadable(tools: Tools) -> None:
+    """Raises: Refused for a tool that no parser of calls could read."""
+    for function in (tool["function"] for tool in tools):
         if not isinstance(function.get("parameters"), dict | None):
             raise Refused(f"tools: the parameters of {function['name']!r} must be an object, a JSON schema", "tools")
         if not isinstance(function.get("description"), str | None):
             raise Refused(f"tools: the description of {function['name']!r} must be a text", "tools")
-    return found
 
 
 def text_of(content: Any, field: str, kinds: Sequence[str] = ("text",), between: str = "\n") -> str:

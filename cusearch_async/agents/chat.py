@@ -6,17 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cusearch_async.agents.api import (
-    MODEL,
-    Fields,
-    Refused,
-    TurnReply,
-    TurnRequest,
-    checked_tools,
-    event,
-    list_of,
-    text_of,
-)
+from cusearch_async.agents.api import MODEL, Fields, Refused, TurnReply, TurnRequest, event, list_of, text_of
 from cusearch_async.agents.conversation import Message, ToolCall, Tools
 from cusearch_async.config import EpisodeConfig
 
@@ -55,7 +45,7 @@ def _tools(tools: Any) -> Tools:
     )
     if not named or not all(isinstance(tool["function"].get("name"), str) for tool in tools):
         raise Refused('tools must be a list of {"type": "function", "function": {"name": …}}', "tools")
-    return checked_tools(tools)
+    return tuple(tools)
 
 
 def _message(message: Any, field: str) -> Message:

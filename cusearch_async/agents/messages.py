@@ -6,18 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cusearch_async.agents.api import (
-    MODEL,
-    Fields,
-    Refused,
-    TurnReply,
-    TurnRequest,
-    checked_tools,
-    event,
-    list_of,
-    text_in,
-    text_of,
-)
+from cusearch_async.agents.api import MODEL, Fields, Refused, TurnReply, TurnRequest, event, list_of, text_in, text_of
 from cusearch_async.agents.conversation import Message, ToolCall, Tools
 from cusearch_async.config import EpisodeConfig
 
@@ -56,7 +45,7 @@ def _tools(tools: Any) -> Tools:
         {"name": tool["name"], "description": tool.get("description", ""), "parameters": tool["input_schema"]}
         for tool in tools
     )
-    return checked_tools({"type": "function", "function": function} for function in functions)
+    return tuple({"type": "function", "function": function} for function in functions)
 
 
 def _messages(message: Any, field: str) -> Iterator[Message]:

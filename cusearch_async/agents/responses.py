@@ -6,18 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cusearch_async.agents.api import (
-    MODEL,
-    Fields,
-    Refused,
-    TurnReply,
-    TurnRequest,
-    checked_tools,
-    event,
-    list_of,
-    text_in,
-    text_of,
-)
+from cusearch_async.agents.api import MODEL, Fields, Refused, TurnReply, TurnRequest, event, list_of, text_in, text_of
 from cusearch_async.agents.conversation import Message, ToolCall, Tools
 from cusearch_async.config import EpisodeConfig
 
@@ -58,7 +47,7 @@ def _tools(tools: Any) -> Tools:
     if not named:
         raise Refused('tools must be a list of {"type": "function", "name": …}', "tools")
     shown = ({name: tool[name] for name in ("name", "description", "parameters") if name in tool} for tool in tools)
-    return checked_tools({"type": "function", "function": function} for function in shown)
+    return tuple({"type": "function", "function": function} for function in shown)
 
 
 def _add(messages: list[Message], item: Any, field: str) -> None:

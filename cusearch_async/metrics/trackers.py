@@ -117,9 +117,7 @@ class MLflow(Tracker):
             tags = {"cusearch.run": run.id, "mlflow.note.content": run.settings["run"].get("note", "")}
             tags |= {_REFUSED_BY_MLFLOW.sub("_", tag): "" for tag in run.settings["run"].get("tags", ())}
             self._id = client.create_run(place, run_name=run.name, tags=tags).info.run_id
-        missing = [
-            (key, value) for key, value in flat(run.settings) if key not in known
-        ]  # its values cannot be changed
+        missing = [(key, value) for key, value in flat(run.settings) if key not in known]
         settings = [entities.Param(key, str(value)[:_PARAMETER_LENGTH]) for key, value in missing]
         for start in range(0, len(settings), _PARAMETERS_AT_ONCE):
             client.log_batch(self._id, params=settings[start : start + _PARAMETERS_AT_ONCE])

@@ -44,10 +44,9 @@ end
 
 -- The error for a learner of `epoch` that Redis has lost, or that another has replaced. Else nil.
 local function refusal_of(epoch)
-  if run.epoch == tonumber(epoch) and run.questions then return nil end
+  if run.epoch == tonumber(epoch) then return not run.questions and lost('the run limits are missing') or nil end
   if not run.epoch then return lost('the keys of the run are missing') end
   if run.epoch < tonumber(epoch) then return lost('its newest learner has epoch ' .. run.epoch .. ', this one has ' .. epoch) end
-  if run.epoch == tonumber(epoch) then return lost('the run limits are missing') end
   return redis.error_reply('FENCED')
 end
 
