@@ -8,14 +8,16 @@ micro-batches rarely have the same, so it multiplies PIECE rows at a time, and M
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from cusearch_async.config import LearnerConfig
 
@@ -53,10 +55,7 @@ class Product(torch.autograd.Function):
         rows = inputs.reshape(-1, inputs.shape[-1])
         ctx.save_for_backward(rows, weight)
         ctx.shape = inputs.shape
-        outputs = _product(rows, weight.T)
-        if bias is not None:
-            outputs += bias
-        return outputs.view(*inputs.shape[:-1], len(weight))
+        return _linear(rows, weight, bias).view(*inputs.shape[:-1], len(weight))
 
     @staticmethod
     @once_differentiable
@@ -66,9 +65,17 @@ class Product(torch.autograd.Function):
         slope = slope.reshape(len(rows), -1)
         return (
             _product(slope, weight).view(ctx.shape) if needs_inputs else None,
-            _outer(slope, rows) if needs_weight else None,
+            _add_outer(torch.zeros_like(weight), slope, rows) if needs_weight else None,
             slope.sum(0) if needs_bias else None,
         )
+
+
+def _linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """rows [M, I] times weightᵀ [I, O], plus the bias [O]."""
+    outputs = _product(rows, weight.T)
+    if bias is not None:
+        outputs += bias
+    return outputs
 
 
 def _product(rows: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -82,14 +89,14 @@ def _product(rows: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return product
 
 
-def _outer(slope: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """slopeᵀ [O, M] times rows [M, I]: summed over the pieces."""
+def _add_outer(total: torch.Tensor, slope: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Add slopeᵀ [O, M] times rows [M, I] to `total` [O, I], and return it."""
     pieces, rest = _pieces(len(rows))
-    product = torch.mm(slope[rest].T, rows[rest])
+    total.addmm_(slope[rest].T, rows[rest])
     with _onednn():
         for piece in pieces:
-            product.addmm_(slope[piece].T, rows[piece])
-    return product
+            total.addmm_(slope[piece].T, rows[piece])
+    return total
 
 
 def _pieces(count: int) -> tuple[list[slice], slice]:
@@ -109,6 +116,24 @@ def _onednn() -> Iterator[None]:
         settings.fp32_precision = before
 
 
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What multiplies matrices [M, I] where one layer is computed in parts, as the LM head is."""
+
+    linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    add_outer: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+TORCH = Products(functional.linear, torch.mm, lambda total, slope, rows: total.addmm_(slope.T, rows))
+ONEDNN = Products(_linear, _product, _add_outer)
+
+
+def products_of(layer: nn.Linear) -> Products:
+    """What `use_fastest` has chosen for it."""
+    return ONEDNN if isinstance(layer, Linear) else TORCH
+
+
 def largest_error() -> float:
     """Largest relative error of `Product`, forward and backward, against float64."""
     generator = torch.Generator().manual_seed(0)
@@ -119,7 +144,7 @@ def largest_error() -> float:
         for found, one, other in (
             (_product(rows, weight.T), rows, weight.T),
             (_product(slope, weight), slope, weight),
-            (_outer(slope, rows), slope.T, rows),
+            (_add_outer(torch.zeros(out, size), slope, rows), slope.T, rows),
         ):
             exact = one.double() @ other.double()
             errors.append(float((found - exact).norm() / exact.norm()))

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.learner import matmul
 from cusearch_async.learner.attention import VARLEN, refuse_unsuitable
 from cusearch_async.learner.batching import Packed
 from cusearch_async.models import ids_of, read_config, refuse_more_layers, refuse_other_weights, why_not_saved
@@ -69,6 +69,7 @@ class Head(nn.Linear):
 
     logits_chunk_tokens: int
     entropy_has_gradient: bool
+    products: matmul.Products
 
     @classmethod
     def in_place_of(cls, head: nn.Linear, logits_chunk_tokens: int, entropy_has_gradient: bool) -> Head:
@@ -77,6 +78,7 @@ class Head(nn.Linear):
             own = cls(head.in_features, head.out_features, bias=head.bias is not None)
         own.weight, own.bias = head.weight, head.bias
         own.logits_chunk_tokens, own.entropy_has_gradient = logits_chunk_tokens, entropy_has_gradient
+        own.products = matmul.products_of(head)
         return own
 
     def forward(
@@ -90,7 +92,7 @@ class Head(nn.Linear):
         are not wanted are 0."""
         if targets is None:
             return super().forward(hidden)
-        arguments = (hidden, self.weight, self.bias, targets, temperature, self.logits_chunk_tokens)
+        arguments = (hidden, self.weight, self.bias, targets, temperature, self.logits_chunk_tokens, self.products)
         return SoftmaxInPieces.apply(*arguments, wants_entropy, self.entropy_has_gradient)  # type: ignore[no-untyped-call]
 
 
@@ -98,8 +100,9 @@ class SoftmaxInPieces(torch.autograd.Function):
     """Log-probability of the targets and entropy of softmax(W h / temperature), both float32 [S].
 
     Only the logits of `chunk` tokens are held at a time, in the model's dtype, and what is made of them in float32, at
-    most two tensors, of a few rows each. The backward pass, which knows each token's weight, computes them again from
-    the inputs and two numbers per token."""
+    most two tensors, of a few rows each. The backward pass, which knows each token's weight, begins with the last
+    `chunk` tokens, whose logits the forward pass leaves there, and computes those of the others again from the inputs
+    and two numbers per token."""
 
     @staticmethod
     def forward(
@@ -110,17 +113,21 @@ class SoftmaxInPieces(torch.autograd.Function):
         targets: torch.Tensor,
         temperature: float,
         chunk: int,
+        products: matmul.Products,
         wants_entropy: bool,
         entropy_has_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         chosen, entropy, normalizer = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
+        of_piece = None
         for piece in _pieces(len(hidden), chunk):
-            for rows, logits in _blocks(piece, chunk, functional.linear(hidden[piece], weight, bias)):
+            del of_piece  # the next piece is made when this one is gone
+            of_piece = products.linear(hidden[piece], weight, bias)
+            for rows, logits in _blocks(piece, chunk, of_piece):
                 scaled = _scaled(logits, temperature)
                 chosen[rows], entropy[rows], normalizer[rows] = _softmax(scaled, targets[rows], wants_entropy)
-            del logits, scaled  # the next piece is made when this one is gone
+            del logits, scaled
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy if entropy_has_gradient else None)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.products, ctx.of_last_piece = temperature, chunk, products, of_piece
         if not entropy_has_gradient:
             ctx.mark_non_differentiable(entropy)
         return chosen, entropy
@@ -134,8 +141,10 @@ class SoftmaxInPieces(torch.autograd.Function):
         of_weight = torch.zeros_like(weight) if needs_weight else None
         of_bias = torch.zeros_like(bias) if needs_bias else None
         of_chosen, of_entropy = of_chosen / ctx.temperature, of_entropy / ctx.temperature
-        for piece in _pieces(len(hidden), ctx.chunk):
-            of_logits = functional.linear(hidden[piece], weight, bias)
+        of_logits, ctx.of_last_piece = ctx.of_last_piece, None  # overwritten by their slopes, so for one backward pass
+        for piece in reversed(_pieces(len(hidden), ctx.chunk)):
+            if of_logits is None:
+                of_logits = ctx.products.linear(hidden[piece], weight, bias)
             for rows, logits in _blocks(piece, ctx.chunk, of_logits):
                 log_p = _scaled(logits, ctx.temperature)
                 log_p -= normalizer[rows, None]
@@ -145,29 +154,32 @@ class SoftmaxInPieces(torch.autograd.Function):
                     else _slope_with_entropy(log_p, targets[rows], of_chosen[rows], entropy[rows], of_entropy[rows])
                 )
             if of_hidden is not None:
-                torch.mm(of_logits, weight, out=of_hidden[piece])
+                of_hidden[piece] = ctx.products.product(of_logits, weight)
             if of_weight is not None:
-                of_weight.addmm_(of_logits.T, hidden[piece])
+                ctx.products.add_outer(of_weight, of_logits, hidden[piece])
             if of_bias is not None:
                 of_bias += of_logits.sum(0)
-            del of_logits, logits, log_p
-        return of_hidden, of_weight, of_bias, None, None, None, None, None
+            del logits, log_p
+            of_logits = None
+        return of_hidden, of_weight, of_bias, None, None, None, None, None, None
 
 
 def _pieces(count: int, chunk: int) -> list[slice]:
-    return [slice(start, start + chunk) for start in range(0, count, chunk)]
+    """The last one is a whole chunk, if there are as many."""
+    ends = range(count, 0, -chunk)
+    return [slice(max(0, end - chunk), end) for end in reversed(ends)]
 
 
 def _blocks(piece: slice, chunk: int, logits: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The rows of `logits`, those of `piece`, few at a time: where they stand, and they themselves."""
+    """The rows of `logits`, those of `piece`, few at a time: where they stand, and the very ones."""
     for rows in _pieces(len(logits), max(1, chunk // BLOCKS, SMALL // logits.shape[1])):
         own = logits[rows]
         yield slice(piece.start + rows.start, piece.start + rows.start + len(own)), own
 
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """In float32; those of a float32 model are overwritten, if they are scaled."""
-    scaled = logits.float()
+    """A copy in float32."""
+    scaled = logits.to(torch.float32, copy=True)
     if temperature != 1:
         scaled /= temperature
     return scaled

@@ -174,6 +174,7 @@ def measure(case: dict[str, Any], sides: Mapping[str, Side], folder: Path, count
 
 def head_memory() -> float:
     """Bytes of the learner's LM head at its peak, over those of all logits at once."""
+    from cusearch_async.learner.matmul import TORCH
     from cusearch_async.learner.model import SoftmaxInPieces
     from tests.system.test_memory import TEMPERATURE, TOKENS, allocated_peak, by_definition, gradients_of, problem
 
@@ -183,7 +184,7 @@ def head_memory() -> float:
         return by_definition(own, of_head, targets)
 
     def in_pieces(own: Any, of_head: Any) -> Any:
-        return SoftmaxInPieces.apply(own, of_head, None, targets, TEMPERATURE, 64, True, False)  # type: ignore[no-untyped-call]
+        return SoftmaxInPieces.apply(own, of_head, None, targets, TEMPERATURE, 64, TORCH, True, False)  # type: ignore[no-untyped-call]
 
     pieces, all_at_once = (
         allocated_peak(lambda compute=compute: gradients_of(compute, hidden, weight, bonus=False))

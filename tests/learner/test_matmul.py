@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,16 +11,18 @@ from torch import nn
 
 from cusearch_async.config import LearnerConfig
 from cusearch_async.learner import matmul
+from cusearch_async.learner.model import Head
 
 where_nothing_is_rounded = pytest.mark.skipif(
     matmul.largest_error() > 1e-4, reason="oneDNN rounds factors to bfloat16 on this processor (AMX), so it is not used"
 )
 
 
-def results(layer: nn.Linear, inputs: torch.Tensor) -> list[torch.Tensor]:
+def results(layer: nn.Linear, inputs: torch.Tensor, **arguments: Any) -> list[torch.Tensor]:
     """The outputs, and the gradients of their weighted sum: of the inputs, and of what is trained."""
     inputs = inputs.detach().clone().requires_grad_()
-    outputs = layer(inputs)
+    outputs = layer(inputs, **arguments)
+    outputs = outputs[0] if arguments else outputs  # an LM head's, beside the entropies
     generator = torch.Generator().manual_seed(1)
     weights = torch.randn(outputs.shape, generator=generator).to(outputs.dtype)
     trained = [p for p in layer.parameters() if p.requires_grad]
@@ -67,7 +70,7 @@ def test_factors_that_are_rounded_to_bfloat16_are_noticed(monkeypatch):
         return whole(one.bfloat16().float(), other.bfloat16().float(), out=out)
 
     monkeypatch.setattr(torch, "mm", rounded)
-    monkeypatch.setattr(matmul, "_outer", lambda slope, rows: slope.T @ rows)
+    monkeypatch.setattr(matmul, "_add_outer", lambda total, slope, rows: slope.T @ rows)
     assert matmul.largest_error() > 1e-4
 
 
@@ -94,3 +97,21 @@ def test_onednn_is_chosen_where_mkl_is_slow_and_nothing_is_rounded(
     matmul.use_fastest(model, LearnerConfig(**learner))
     assert isinstance(model[0], matmul.Linear) == chosen
     assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
+
+
+@where_nothing_is_rounded
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_lm_head_multiplies_as_was_chosen_for_it(monkeypatch, bias):
+    """And gives what torch's products give."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(matmul, "_is_slow_with_mkl", lambda: True)
+    torch.manual_seed(0)
+    chosen = nn.Sequential(nn.Linear(16, 900, bias=bias))
+    plain = Head.in_place_of(copy.deepcopy(chosen[0]), 600, entropy_has_gradient=False)
+    matmul.use_fastest(chosen, LearnerConfig())
+    tuned = Head.in_place_of(chosen[0], 600, entropy_has_gradient=False)
+    assert (plain.products, tuned.products) == (matmul.TORCH, matmul.ONEDNN)
+    inputs, targets = torch.randn(1500, 16), torch.randint(900, (1500,))
+    wanted, found = (results(head, inputs, targets=targets) for head in (plain, tuned))
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).norm() <= 2e-6 * other.norm()

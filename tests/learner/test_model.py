@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch._inductor import config as inductor
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, GPT2Config, OPTConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cusearch_async.config import STARTER
 from cusearch_async.errors import ConfigError
+from cusearch_async.learner import matmul
 from cusearch_async.learner.batching import collate
 from cusearch_async.learner.model import (
     SampledLogprobs,
@@ -117,6 +120,29 @@ def test_logits_in_small_pieces_give_the_same_gradient(policy):
         logprobs.sum().backward()
         gradients.append(policy.model.lm_head.weight.grad.clone())
     torch.testing.assert_close(*gradients)
+
+
+def test_the_logits_of_the_last_piece_are_computed_once_unless_a_second_backward_pass_needs_them(policy):
+    computed = []
+
+    def linear(rows, *others):
+        computed.append(len(rows))
+        return functional.linear(rows, *others)
+
+    batch = collate(trajectories(), packing=False)
+    wrapped = SampledLogprobs(policy.model, 5)
+    wrapped.model.lm_head.products = replace(matmul.TORCH, linear=linear)
+    policy.zero_grad()
+    total = wrapped(batch.token_ids, batch.sampled, 1.0)[0].sum()
+    whole, rest = divmod(len(batch.sampled), 5)
+    once = [rest] * bool(rest) + [5] * whole
+    assert computed == once
+    total.backward(retain_graph=True)
+    assert computed == once + once[-2::-1]
+    first = policy.model.lm_head.weight.grad.clone()
+    total.backward()
+    assert computed == once + once[-2::-1] + once[::-1]
+    torch.testing.assert_close(policy.model.lm_head.weight.grad, 2 * first)
 
 
 def test_a_context_that_is_too_short_is_named_with_the_lengths():

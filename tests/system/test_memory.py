@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from cusearch_async.config import STARTER
+from cusearch_async.learner.matmul import TORCH
 from cusearch_async.learner.model import SoftmaxInPieces
 from tests.conftest import SLOW, free_port
 
@@ -37,7 +38,7 @@ def by_definition(targets: torch.Tensor) -> Any:
 
 def in_pieces(targets: torch.Tensor, chunk: int, bonus: bool) -> Any:
     def compute(hidden: torch.Tensor, weight: torch.Tensor) -> Any:
-        return SoftmaxInPieces.apply(hidden, weight, None, targets, TEMPERATURE, chunk, True, bonus)
+        return SoftmaxInPieces.apply(hidden, weight, None, targets, TEMPERATURE, chunk, TORCH, True, bonus)
 
     return compute
 
