@@ -6,7 +6,7 @@ Then the update against the same passes in plain torch, the worker against vLLM 
 TRL's GRPOTrainer.
 
 Figures go to runs/bench/lm.json after every seed; seeds that are in it already, of the same settings, are
-not repeated."""
+not repeated, nor is what an interrupted comparison with TRL has left."""
 
 from __future__ import annotations
 

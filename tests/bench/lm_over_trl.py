@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from itertools import accumulate
@@ -15,16 +16,18 @@ from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.config import Config, load_config
 from cusearch_async.metrics.drawing import pyplot
 from cusearch_async.metrics.files import read_metrics
-from cusearch_async.run import folder as run_folder
 from cusearch_async.training.checkpoint import checkpoints_of
 from tests.bench.bench_learner import ROOT, TRL
 
 POINTS = 4
 """Models that TRL's side saves, evenly over the seconds."""
+CASE, SAVED = "case.json", "saved.jsonl"
+"""What `trl_lm.py` reads, and what it writes."""
 
 
 def compare(run: Path, folder: Path, configs: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:
-    """`run` was made with `settings`, and has kept its checkpoints. Writes into `folder`."""
+    """`run` was made with `settings`, and has kept its checkpoints. Writes into `folder`, where TRL's models and the
+    scores that an interrupted comparison with the same run has left are used."""
 
     def config_in(place: Path) -> Config:
         return load_config([Path(name) for name in configs], ["--run.folder", str(place), *settings])
@@ -35,7 +38,8 @@ def compare(run: Path, folder: Path, configs: Sequence[str], settings: Sequence[
         for step, found in checkpoints_of(config_in(run)).by_step().items()
     ]
     config = config_in(folder)
-    run_folder.forget(folder)
+    if not is_begun(folder, seconds[-1]):
+        shutil.rmtree(folder, ignore_errors=True)
     start = {"step": 0, "seconds": 0.0, "model": config.model.location}
     with Fleet(config) as fleet:
         fleet.start_services()
@@ -51,11 +55,25 @@ def compare(run: Path, folder: Path, configs: Sequence[str], settings: Sequence[
     }
 
 
+def is_begun(folder: Path, seconds: float) -> bool:
+    """Whether TRL's side has all of its models there, of a run of exactly so many seconds."""
+    saved = folder / "trl" / SAVED
+    if not saved.is_file() or len(saved.read_text(encoding="utf-8").splitlines()) < POINTS:
+        return False
+    return bool(json.loads((folder / "trl" / CASE).read_text(encoding="utf-8"))["seconds"] == seconds)
+
+
 def train_with_trl(
     configs: Sequence[str], settings: Sequence[str], folder: Path, seconds: float
 ) -> list[dict[str, Any]]:
     """The models it saves in so many seconds of training, each with its step and its seconds."""
     output = folder / "trl"
+    if not is_begun(folder, seconds):
+        run_trl(configs, settings, output, seconds)
+    return [json.loads(line) for line in (output / SAVED).read_text(encoding="utf-8").splitlines()]
+
+
+def run_trl(configs: Sequence[str], settings: Sequence[str], output: Path, seconds: float) -> None:
     output.mkdir(parents=True)
     pairs = zip(settings[::2], settings[1::2], strict=True)
     case = {
@@ -65,21 +83,21 @@ def train_with_trl(
         "seconds": seconds,
         "every_s": seconds / POINTS,
     }
-    (output / "case.json").write_text(json.dumps(case), encoding="utf-8")
-    command = [TRL.python, str(ROOT / "tests" / "bench" / "trl_lm.py"), str(output / "case.json")]
+    (output / CASE).write_text(json.dumps(case), encoding="utf-8")
+    command = [TRL.python, str(ROOT / "tests" / "bench" / "trl_lm.py"), str(output / CASE)]
     env = os.environ | {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
     with (output / "log").open("w", encoding="utf-8") as log:
         subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=log, check=True)
-    return [json.loads(line) for line in (output / "saved.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def score(fleet: Fleet, config: Config, model: str) -> float:
     """Exact match of the config's held-out questions, greedy."""
     name = f"eval-{Path(model).parent.name}-{Path(model).name}"
     output = config.folder / f"{name}.json"
-    fleet.start_command(name, "eval", options=["--checkpoint", model, "--output", str(output)])
-    fleet.wait(lambda: fleet.has_ended(name))
-    fleet.stop(name)
+    if not output.exists():
+        fleet.start_command(name, "eval", options=["--checkpoint", model, "--output", str(output)])
+        fleet.wait(lambda: fleet.has_ended(name))
+        fleet.stop(name)
     return float(json.loads(output.read_text(encoding="utf-8"))["scores"]["all"]["em"])
 
 
