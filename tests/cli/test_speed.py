@@ -13,6 +13,7 @@ from cusearch_async.cli.preflight import speed
 from cusearch_async.cli.preflight.shapes import published, read_shape
 from cusearch_async.config import STARTER, Config, load_config
 from cusearch_async.learner import matmul
+from cusearch_async.learner.model import SampledLogprobs
 
 TOKENS = speed.ROWS * speed.LENGTH
 
@@ -113,6 +114,20 @@ def test_what_is_timed_multiplies_as_the_learner_does(monkeypatch: pytest.Monkey
     assert shape is not None
     speed.speed_on_cpu(of, shape)
     assert asked == [of.learner] * 4, "two data types, models of one and of three layers"
+
+
+@pytest.mark.system
+def test_as_large_a_share_of_the_logits_is_computed_twice_as_in_a_full_micro_batch(monkeypatch: pytest.MonkeyPatch):
+    chunks = []
+
+    def wrapped(model: Any, chunk: int) -> SampledLogprobs:
+        chunks.append(chunk)
+        return SampledLogprobs(model, chunk)
+
+    monkeypatch.setattr(speed, "SampledLogprobs", wrapped)
+    shape, of = read_shape(str(STARTER)), config("--learner.micro_batch_tokens", "16384")
+    speed.speed_on_cpu(of, shape)
+    assert set(chunks) == {speed.ROWS * speed.LENGTH // 16}
 
 
 @pytest.mark.system

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -123,15 +122,23 @@ def test_logits_in_small_pieces_give_the_same_gradient(policy):
 
 
 def test_the_logits_of_the_last_piece_are_computed_once_unless_a_second_backward_pass_needs_them(policy):
-    computed = []
+    computed, multiplied, added = [], [], []
 
     def linear(rows, *others):
         computed.append(len(rows))
         return functional.linear(rows, *others)
 
+    def product(rows, other):
+        multiplied.append(len(rows))
+        return torch.mm(rows, other)
+
+    def add_outer(total, slope, rows):
+        added.append(len(rows))
+        return total.addmm_(slope.T, rows)
+
     batch = collate(trajectories(), packing=False)
     wrapped = SampledLogprobs(policy.model, 5)
-    wrapped.model.lm_head.products = replace(matmul.TORCH, linear=linear)
+    wrapped.model.lm_head.products = matmul.Products(linear, product, add_outer)
     policy.zero_grad()
     total = wrapped(batch.token_ids, batch.sampled, 1.0)[0].sum()
     whole, rest = divmod(len(batch.sampled), 5)
@@ -139,6 +146,7 @@ def test_the_logits_of_the_last_piece_are_computed_once_unless_a_second_backward
     assert computed == once
     total.backward(retain_graph=True)
     assert computed == once + once[-2::-1]
+    assert multiplied == added == once[::-1]
     first = policy.model.lm_head.weight.grad.clone()
     total.backward()
     assert computed == once + once[-2::-1] + once[::-1]

@@ -83,7 +83,8 @@ def _timed(shape: ModelShape, dtype: str, layers: int, learner: LearnerConfig) -
     matmul.use_fastest(model, learner)
     if learner.trained_layers:  # not the embedding and the LM head
         train_upper_layers(model, layers, "")
-    module = SampledLogprobs(model, ROWS * LENGTH)
+    chunk = max(1, ROWS * LENGTH * learner.logits_chunk_tokens // learner.micro_batch_tokens)  # of a full micro-batch
+    module = SampledLogprobs(model, chunk)
     token_ids = torch.zeros(ROWS, LENGTH, dtype=torch.long)
     sampled = torch.arange(1, ROWS * LENGTH, round(1 / SAMPLED))
     seconds = []
