@@ -174,21 +174,12 @@ def measure(case: dict[str, Any], sides: Mapping[str, Side], folder: Path, count
 
 def head_memory() -> float:
     """Bytes of the learner's LM head at its peak, over those of all logits at once."""
-    from cusearch_async.learner.matmul import TORCH
-    from cusearch_async.learner.model import SoftmaxInPieces
-    from tests.system.test_memory import TEMPERATURE, TOKENS, allocated_peak, by_definition, gradients_of, problem
+    from tests.system.test_memory import TOKENS, allocated_peak, by_definition, gradients_of, in_pieces, problem
 
     hidden, weight, targets = problem(TOKENS)
-
-    def whole(own: Any, of_head: Any) -> Any:
-        return by_definition(own, of_head, targets)
-
-    def in_pieces(own: Any, of_head: Any) -> Any:
-        return SoftmaxInPieces.apply(own, of_head, None, targets, TEMPERATURE, 64, TORCH, True, False)  # type: ignore[no-untyped-call]
-
     pieces, all_at_once = (
         allocated_peak(lambda compute=compute: gradients_of(compute, hidden, weight, bonus=False))
-        for compute in (in_pieces, whole)
+        for compute in (in_pieces(targets, 64, bonus=False), by_definition(targets))
     )
     return pieces / all_at_once
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.bench.bench_learner import BARE, LEARNER, POOLS, make_equal_pool, measure, started
+from tests.bench.bench_learner import BARE, LEARNER, POOLS, head_memory, make_equal_pool, measure, started
 from tests.bench.update_case import read_pool
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -40,6 +40,10 @@ def test_both_sides_make_updates(tmp_path: Path):
     case = {"pool": pool, "trajectories": 6, "settings": {"loss.minibatch": 3, "method.budget": 6}}
     found = measure(case, {"learner": LEARNER, "bare": BARE}, tmp_path, 2)
     assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in found.values())
+
+
+def test_the_memory_of_the_head_is_a_share_of_that_of_all_logits():
+    assert 0 < head_memory() < 0.2
 
 
 def test_a_side_that_cannot_begin_is_quoted(tmp_path: Path):
