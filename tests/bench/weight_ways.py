@@ -18,6 +18,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from cusearch_async.config import Config, LoraConfig, load_config
 from cusearch_async.learner.adapter import Adapter
+from cusearch_async.learner.model import tied_names
 from cusearch_async.weights.interface import TENSORS, Canary
 from cusearch_async.weights.objects import open_objects
 from cusearch_async.weights.transports import transport_of
@@ -68,6 +69,8 @@ async def ways_of(size: str, folder: Path) -> dict[str, dict[str, float]]:
     model = Qwen2ForCausalLM(Qwen2Config(**SHAPES[size])).to(torch.bfloat16)
     base = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     step = after_a_step(base, torch.Generator().manual_seed(0))
+    for tensors in (base, step):  # as the learner publishes them
+        tensors |= {other: tensors[name] for other, name in tied_names(model).items()}
     adapter = Adapter.into(model, LoraConfig(rank=8), "random", 0)
     trained = adapter.by_peft_names({name: parameter.detach() for name, parameter in model.named_parameters()})
     found = {}
