@@ -14,8 +14,10 @@ from typing import Any
 
 from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.config import Config, load_config
+from cusearch_async.lifecycle.children import die_with_parent
 from cusearch_async.metrics.drawing import pyplot
 from cusearch_async.metrics.files import read_metrics
+from cusearch_async.run import folder as run_folder
 from cusearch_async.training.checkpoint import checkpoints_of
 from tests.bench.bench_learner import ROOT, TRL
 
@@ -38,7 +40,8 @@ def compare(run: Path, folder: Path, configs: Sequence[str], settings: Sequence[
         for step, found in checkpoints_of(config_in(run)).by_step().items()
     ]
     config = config_in(folder)
-    if not is_begun(folder, seconds[-1]):
+    if not has_trl(folder, seconds[-1]):
+        run_folder.refuse_if_held(folder)
         shutil.rmtree(folder, ignore_errors=True)
     start = {"step": 0, "seconds": 0.0, "model": config.model.location}
     with Fleet(config) as fleet:
@@ -55,10 +58,11 @@ def compare(run: Path, folder: Path, configs: Sequence[str], settings: Sequence[
     }
 
 
-def is_begun(folder: Path, seconds: float) -> bool:
+def has_trl(folder: Path, seconds: float) -> bool:
     """Whether TRL's side has all of its models there, of a run of exactly so many seconds."""
     saved = folder / "trl" / SAVED
-    if not saved.is_file() or len(saved.read_text(encoding="utf-8").splitlines()) < POINTS:
+    lines = saved.read_text(encoding="utf-8").splitlines() if saved.is_file() else []
+    if not lines or json.loads(lines[-1])["seconds"] < seconds:
         return False
     return bool(json.loads((folder / "trl" / CASE).read_text(encoding="utf-8"))["seconds"] == seconds)
 
@@ -68,7 +72,7 @@ def train_with_trl(
 ) -> list[dict[str, Any]]:
     """The models it saves in so many seconds of training, each with its step and its seconds."""
     output = folder / "trl"
-    if not is_begun(folder, seconds):
+    if not has_trl(folder, seconds):
         run_trl(configs, settings, output, seconds)
     return [json.loads(line) for line in (output / SAVED).read_text(encoding="utf-8").splitlines()]
 
@@ -87,17 +91,19 @@ def run_trl(configs: Sequence[str], settings: Sequence[str], output: Path, secon
     command = [TRL.python, str(ROOT / "tests" / "bench" / "trl_lm.py"), str(output / CASE)]
     env = os.environ | {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
     with (output / "log").open("w", encoding="utf-8") as log:
-        subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=log, check=True)
+        ends_with_this = die_with_parent  # its seconds are of two cores that it has alone
+        subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=log, check=True, preexec_fn=ends_with_this)
 
 
 def score(fleet: Fleet, config: Config, model: str) -> float:
     """Exact match of the config's held-out questions, greedy."""
-    name = f"eval-{Path(model).parent.name}-{Path(model).name}"
-    output = config.folder / f"{name}.json"
+    name = f"eval_{Path(model).parent.name}-{Path(model).name}"
+    output, begun = config.folder / f"{name}.json", config.folder / f"begun-{name}.json"
     if not output.exists():
-        fleet.start_command(name, "eval", options=["--checkpoint", model, "--output", str(output)])
+        fleet.start_command(name, "eval", options=["--checkpoint", model, "--output", str(begun)])
         fleet.wait(lambda: fleet.has_ended(name))
         fleet.stop(name)
+        begun.replace(output)
     return float(json.loads(output.read_text(encoding="utf-8"))["scores"]["all"]["em"])
 
 
