@@ -105,7 +105,7 @@ class Report:
     conditions: dict[str, str | int | float]
     """See evaluation/conditions.py."""
     recall: float | None
-    """Mean share of the evidence that was found; None where no question names its evidence."""
+    """Mean share of the evidence that was found; None where no question names its evidence, or nothing is asked."""
     samples: Samples | None
     probes: dict[str, Scores]
     """Scores of the other modes."""
@@ -165,6 +165,10 @@ async def scored(config: Config, model: str, arguments: argparse.Namespace) -> R
     questions = load_eval_questions(config)
     if arguments.probe and not any(question.evidence for question in questions):
         raise ConfigError("--probe needs questions that name their evidence, and none of these does")
+    if arguments.probe and config.evaluated_in not in config.searching:
+        raise ConfigError(
+            f"--probe compares scores with and without the retriever, and environment.{config.evaluated_in} asks none"
+        )
     if config.eval.judge.url:
         from cusearch_async.evaluation.judge import try_judge  # noqa: PLC0415  (of an extra)
 
@@ -192,7 +196,7 @@ async def evaluated(
     samples, full = results[len(modes) :], of_mode["full"]
     other = await run_passes(arguments.against, passes[:1]) if arguments.against else []
     verdicts, judge_failed = await _judged(config.eval.judge, full.episodes)
-    known = [share for share in full.recall if share is not None]
+    known = [share for share in full.recall if share is not None] if config.evaluated_in in config.searching else []
     how = "greedy" if arguments.temperature == 0 else f"temperature {arguments.temperature:g}"
     named: dict[str, str | int | float] = {**conditions(config, model, questions, how, engine)}
     metric = config.environment[config.evaluated_in].scoring

@@ -34,6 +34,8 @@ def conditions(
         "prompt": _prompt(environment.template)
         + "".join(f", {name} = {value!r}" for name, value in config.model.chat_template.items())
         + ("" if config.model.uses_chat_template else ", no chat template"),
+        **({} if environment.name == "search" else {"environment": environment.name}),
+        **({"reward": environment.reward} if environment.reward else {}),
         **{name: repr(value) for name, value in environment.own.model_dump(mode="json").items()},
         "dtype": config.model.dtype + quantised,
         "sampling": sampling,
@@ -62,6 +64,6 @@ def suite_of(config: Config) -> str:
 
 def search_engine(config: Config, serves: str | None) -> str:
     """What the retriever at retriever.url `serves`, by its own report; None where it reports nothing."""
-    if not config.searching:
+    if config.evaluated_in not in config.searching:
         return "none"
     return serves or f"the one at {config.retriever.url}"

@@ -63,6 +63,30 @@ def test_an_agent_that_never_searches_has_no_engine(atlas_config):
     assert search_engine(load_config(atlas_config, settings), None) == "none"
 
 
+def test_another_environment_and_another_reward_are_named(atlas_config, tmp_path, monkeypatch):
+    """Scores of a class of one's own, and of its reward, were comparable with the search environment's."""
+    (tmp_path / "mine_scored.py").write_text(
+        "from cusearch_async.environments.search import SearchEnvironment\n"
+        "class Mine(SearchEnvironment): ...\n"
+        "def half(*given): return 0.5\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plain = of(atlas_config)
+    own = of(atlas_config, "--environment.search.name", "mine_scored:Mine")
+    rewarded = of(atlas_config, "--environment.search.reward", "mine_scored:half")
+    assert own == plain | {"environment": "mine_scored:Mine"}
+    assert rewarded == plain | {"reward": "mine_scored:half"}
+
+
+def test_the_engine_is_that_of_the_evaluated_environment(atlas_config):
+    """Another one of the run may search."""
+    agent = {"name": "agent", "agent": "mine:answer", "searches": "false"}
+    settings = [word for key, value in agent.items() for word in (f"--environment.other.{key}", value)]
+    config = load_config(atlas_config, [*settings, "--environment.search.share", "1", "--eval.environment", "other"])
+    assert config.searching == ["search"]
+    assert search_engine(config, "bm25") == "none"
+
+
 def test_a_quantised_engine_is_named(atlas_config):
     said = of(atlas_config, "--rollout.vllm.quantization", "fp8", "--loss.correction", "tis")["dtype"]
     assert said == "float32, quantization fp8, KV cache auto"

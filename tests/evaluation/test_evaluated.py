@@ -10,7 +10,7 @@ import pytest
 from cusearch_async.cli import eval as evaluate
 from cusearch_async.cli.eval import evaluated
 from cusearch_async.config import load_config
-from cusearch_async.errors import JudgeFailed
+from cusearch_async.errors import ConfigError, JudgeFailed
 from cusearch_async.evaluation.probing import ProbedSearch, run_passes
 from tests.dashboard.test_episodes import Letters
 from tests.evaluation import planted
@@ -67,6 +67,21 @@ async def test_each_probe_is_scored_as_what_it_is(atlas_config):
     assert helps.startswith("searching helps: EM 1.000 with the engine, 0.000 without")
     assert leaks.startswith("the engine leaks answers")
     assert report.samples.k == 4
+
+
+UNASKED = [
+    word
+    for key, value in {"name": "agent", "agent": "mine:answer", "searches": "false"}.items()
+    for word in (f"--environment.search.{key}", value)
+]
+
+
+async def test_an_environment_that_asks_no_retriever_has_no_recall_and_nothing_to_probe(atlas_config):
+    """Before, three equal passes said that searching does not help."""
+    report = await report_of(atlas_config, overrides=UNASKED)
+    assert report.recall is None
+    with pytest.raises(ConfigError, match=r"--probe compares .* environment\.search asks none"):
+        await evaluate.scored(load_config(atlas_config, UNASKED), "m", asked_for(probe=True))
 
 
 async def test_samples_are_none_of_the_probes(atlas_config):
