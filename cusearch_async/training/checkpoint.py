@@ -15,10 +15,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import xxhash
@@ -179,16 +180,16 @@ class Checkpoints:
         return kept[0].state.step if len(kept) == self._keep else 0
 
     def best(self) -> Checkpoint | None:
-        """Of those whose version was scored: that with the highest exact match on held-out questions, the first of
-        several; None where there is none."""
+        """Of those whose version was scored, on the questions of the newest score: that with the highest exact match,
+        the first of several; None where there is none."""
         try:
             rows = read_scores(self.folder.parent / SCORES, self._starts)
         except OSError as error:
             log.warning("%s cannot be read, so no checkpoint is known to be the best: %s", SCORES, error.strerror)
             rows = []
-        scored = {
-            row["step"]: row["all"]["em"] for row in rows if isinstance(row.get("all"), dict) and "em" in row["all"]
-        }
+        rows = [row for row in rows if isinstance(row.get("all"), dict) and "em" in row["all"]]
+        newest = _questions_of(rows[-1]) if rows else None
+        scored = {row["step"]: row["all"]["em"] for row in rows if _questions_of(row) == newest}
         found = (checkpoint for step, checkpoint in self.by_step().items() if step in scored)
         return max(found, key=lambda checkpoint: scored[checkpoint.state.step], default=None)
 
@@ -227,6 +228,11 @@ class Checkpoints:
             except (OSError, ValueError) as error:
                 log.warning("checkpoint %s has no state that can be read (%s); it is skipped", path, error)
         return sorted(found, key=_order)
+
+
+def _questions_of(row: Mapping[str, Any]) -> Any:
+    each = row.get("each")
+    return each.get("question_id") if isinstance(each, dict) else None
 
 
 def damage_of(path: Path) -> list[str]:

@@ -135,6 +135,16 @@ def test_the_best_scored_checkpoint_is_kept_too(tmp_path):
     assert names(tmp_path) == ["step000005-e1", "step000006-e1"]
 
 
+def test_the_best_is_of_one_set_of_questions(tmp_path):
+    """Those of the newest score: a run may go on with other held-out questions."""
+    checkpoints = learner(tmp_path, keep=3)
+    for step, em, asked in ((1, 0.9, "ab"), (2, 0.3, "cd"), (3, 0.6, "cd")):
+        save(checkpoints, step)
+        row = {"step": step, "epoch": 1, "all": {"em": em}, "each": {"question_id": list(asked)}}
+        append_row(tmp_path / "eval.jsonl", row)
+    assert checkpoints.best().state.step == 3
+
+
 def test_the_best_of_a_course_that_was_left_does_not_count(tmp_path):
     first = learner(tmp_path, keep=1)
     for step, em in ((1, 0.2), (3, 0.9)):
