@@ -120,9 +120,10 @@ def _durations(arguments: argparse.Namespace, config: Config) -> Durations:
         )
     if arguments.episode_s:
         known["episode_s"] = typical(*arguments.episode_s)
+    in_episodes_s = known["load_s"] if arguments.source and not arguments.episode_s else 0.0
     given["update_s"] = None if given["update_s"] is None else np.array([given["update_s"]])
     known |= {name: value for name, value in given.items() if value is not None}
-    return Durations(**{"stands_s": known["load_s"]} | known)
+    return Durations(**known | {"stands_s": max(0.0, known["load_s"] - in_episodes_s)})
 
 
 def _troubles(arguments: argparse.Namespace) -> Troubles:

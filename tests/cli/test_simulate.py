@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 
 import numpy as np
 import pytest
 
+from cusearch_async.cli import simulate
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.run import folder as run_folder
@@ -46,6 +48,23 @@ async def test_times_come_from_the_records_and_rows_of_a_run(recorded_run):
     assert (found.searches, found.publish_s, found.load_s) == (2, 2, 1.5)
     assert found.stands_s == 0, "the recorded times of episodes have it"
     assert [*found.update_s] == [5.5, 6.5]
+
+
+@pytest.mark.parametrize(
+    ("options", "stands_s"),
+    [
+        ((), 0.0),
+        (("--load-s", "4"), 2.5),
+        (("--load-s", "1"), 0.0),
+        (("--episode-s", "6,15"), 1.5),
+        (("--episode-s", "6,15", "--load-s", "4"), 4.0),
+    ],
+)
+async def test_an_engine_stands_still_for_what_recorded_episodes_do_not_have(recorded_run, options, stands_s):
+    parser = argparse.ArgumentParser()
+    simulate.add(parser)
+    given = parser.parse_args(["atlas", "--from", str(recorded_run.folder), *options])
+    assert simulate._durations(given, recorded_run).stands_s == stands_s
 
 
 @pytest.mark.parametrize("missing", ["records", "metrics.jsonl"])
