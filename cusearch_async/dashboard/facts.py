@@ -17,6 +17,7 @@ from cusearch_async.dashboard.healthy import healthy
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.metrics.files import seconds_per_step, steps_done
 from cusearch_async.metrics.table import PLACE
+from cusearch_async.training.checkpoint import NAME as CHECKPOINT
 from cusearch_async.training.recorder import recorded
 
 Json = dict[str, Any]
@@ -195,12 +196,12 @@ def demo_score(run: KeptRun, side: str) -> Json | None:
         found = json.loads((run.folder / f"eval_{side}.json").read_bytes())
         each = {name: [one[name] for one in found["questions"]] for name in ("question_id", "em", "depth")}
         return {
-            "step": steps_done(run.rows) if side == "after" else 0,
+            "step": int(CHECKPOINT.findall(found["conditions"]["model"])[-1][0]) if side == "after" else 0,
             "what": SIDES[side],
             "categories": by_category(found["scores"]),
             "each": each_question(each),
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
 

@@ -217,7 +217,7 @@ FAMILIES = (
                 "from commit to announcement of the newest version, concurrently with the next update",
             ),
             Metric("time/checkpoint_s", "s", "stopped for a checkpoint before the step"),
-            Metric("time/step_s", "s", "all of these"),
+            Metric("time/step_s", "s", "wait, update, publish and checkpoint together"),
             Metric("learner/idle_share", "share", "waiting / step"),
             Metric("learner/tokens_per_s", "tokens/s", "of the update, prompts and passages included"),
             Metric("rollout/workers", "workers", "alive"),

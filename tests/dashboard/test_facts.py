@@ -84,9 +84,10 @@ def test_a_demo_shows_its_scorings_and_an_evaluator_its_versions(config):
         add_step(config, step)
     for side, em in (("before", 0.0), ("after", 0.5)):
         each = [{"question_id": "a", "em": em, "depth": 2}, {"question_id": "b", "em": 0.0, "depth": 0}]
-        (config.folder / f"eval_{side}.json").write_text(json.dumps({"scores": {"all": scored(em)}, "questions": each}))
+        found = {"scores": {"all": scored(em)}, "questions": each, "conditions": {"model": "a/step000002-e1/model"}}
+        (config.folder / f"eval_{side}.json").write_text(json.dumps(found))
     before, after = facts(KeptRun.read(config.folder))["scores"]
-    assert (before["step"], after["step"]) == (0, 3)
+    assert (before["step"], after["step"]) == (0, 2), "that of the checkpoint, though the run was continued"
     assert before["each"] == {"ids": 0, "right": [0.0, 0.0], "depth": [2, 0]}
     assert after["categories"]["all"]["em"] == 0.5
     append_row(config.folder / "eval.jsonl", {"step": 2, "epoch": 1, "seconds": 1.0, "all": scored(0.25)})
