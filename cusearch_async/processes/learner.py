@@ -48,8 +48,8 @@ def _lead(config: Config, ranks: Ranks, tokenizer: Any, accept_changes: bool) ->
     for folder in config.folders:
         run_folder.mark(folder, config.run.name)
     own = identity_of(config, questions.all, tokenizer)
-    identity = asyncio.run(_with_retriever(own, config, accept_changes))
     with run_folder.hold_as_learner(config.folder):
+        identity = asyncio.run(_with_retriever(own, config, accept_changes))
         Leader(open_buffer, ranks, questions, identity, config, accept_changes, lock).lead(DeepSpeedLearner)
 
 

@@ -167,12 +167,17 @@ def hold(folder: Path) -> AbstractContextManager[None]:
     return locked(folder / MARKER, fcntl.LOCK_EX, f"{folder} is in use: a launch or a demo runs in it; stop that first")
 
 
-def hold_as_learner(folder: Path) -> AbstractContextManager[None]:
-    """Lock a folder against moving and deleting. Several learners may hold this lock: the newest one fences the others.
+@contextmanager
+def hold_as_learner(folder: Path) -> Iterator[None]:
+    """Lock a folder with a marker against moving and deleting. Several learners may hold this lock: the newest one
+    fences the others.
 
-    Raises: RunInUse while it is being moved or deleted."""
+    Raises: RunInUse while it is being moved or deleted, and when that has happened."""
     refusal = f"{folder} is being moved or deleted; start again when that is done"
-    return locked(folder / LEARNER, fcntl.LOCK_SH, refusal)
+    with locked(folder / LEARNER, fcntl.LOCK_SH, refusal):
+        if read_marker(folder) is None:
+            raise RunInUse(refusal)
+        yield
 
 
 def hold_without_learner(folder: Path) -> AbstractContextManager[None]:

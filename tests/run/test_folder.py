@@ -105,6 +105,18 @@ def test_a_learner_cannot_start_while_its_folder_is_deleted(tmp_path, monkeypatc
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("others", [[], ["notes.txt"]])
+def test_a_learner_whose_folder_was_deleted_since_it_was_marked_does_not_start(tmp_path, others):
+    """It trained, and its folder could then be neither resumed nor reset."""
+    folder = tmp_path / "run"
+    run_folder.mark(folder, "x")
+    for name in others:
+        (folder / name).touch()
+    run_folder.forget(folder)
+    with pytest.raises(RunInUse, match="is being moved or deleted"), run_folder.hold_as_learner(folder):
+        pass
+
+
 def test_a_child_that_is_kept_keeps_the_marker(tmp_path):
     folder = tmp_path / "run"
     run_folder.mark(folder, "mine")
