@@ -48,3 +48,13 @@ def test_the_tracker_of_a_run_that_is_continued_reads_its_new_config(config, mon
     monkeypatch.setattr(Fleet, "wait", wait)
     Fleet(continued).start_run()
     assert (read["trackers"], read["steps"]) == (["wandb"], 900)
+
+
+def test_a_tracker_that_ends_while_the_others_are_looked_at_does_not_end_the_run(config, caplog):
+    statuses = iter([None, 1, 1])
+    process = SimpleNamespace(poll=lambda: next(statuses))
+    fleet = Fleet(config)
+    fleet.children["tracker"] = SimpleNamespace(process=process, describe_end=lambda: "tracker ended with status 1")
+    fleet.check()
+    fleet.check()
+    assert "the run continues without its tracker: tracker ended with status 1" in caplog.text

@@ -258,7 +258,7 @@ class Fleet:
                 log.warning("the run continues without its %s: %s", name, child.describe_end())
                 del self.children[name]
         for name, child in self.children.items():
-            if self.has_ended(name) and name.startswith(_SERVING):
+            if name not in _OPTIONAL and self.has_ended(name) and name.startswith(_SERVING):
                 if name.startswith("rollout") and self._are_steps_done():
                     continue  # a worker ends with its run, a moment before the learner
                 raise ProcessDied(child.describe_end())
