@@ -20,6 +20,7 @@ from rich.table import Table
 from cusearch_async.cli.parts.arguments import add_trust
 from cusearch_async.cli.parts.figure import draw, draw_together, refuse_format
 from cusearch_async.cli.parts.terminal import cut, plain
+from cusearch_async.config import saved_in
 from cusearch_async.config.section import NAME
 from cusearch_async.dashboard.kept import FAILED, KeptRun, names_of
 from cusearch_async.errors import ConfigError, first_line, packages_of
@@ -252,6 +253,10 @@ def track(arguments: argparse.Namespace, _: list[str]) -> None:
 def fork(arguments: argparse.Namespace, _: list[str]) -> None:
     """Raises: ConfigError for a folder or checkpoint that is not there or damaged, or a folder that is in use."""
     run, new = KeptRun.read(arguments.folder), arguments.new
+    if not run.settings:
+        raise ConfigError(
+            f"{run.folder} has no config: a fork that was not launched; fork the run that it is of instead"
+        )
     if not re.fullmatch(NAME, new.name):
         raise ConfigError(f"the other run is named like its folder, so {new.name!r} cannot be one; see run.name")
     kept = Checkpoints(run.folder, 1).by_step()
@@ -287,7 +292,7 @@ def fork(arguments: argparse.Namespace, _: list[str]) -> None:
     if (run.folder / "redis").is_dir() and isinstance(redis, str) and is_listening(redis):
         options["redis.url"] = f"redis://127.0.0.1:{free_port()}/0"  # that of the run has another password
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    log.info("%s", shlex.join(["cusearch", "launch", str(run.folder / "config.toml"), *words]))
+    log.info("%s", shlex.join(["cusearch", "launch", str(next(iter(saved_in(run.folder)))), *words]))
 
 
 def long_form(run: KeptRun, name: str) -> Iterator[dict[str, Any]]:

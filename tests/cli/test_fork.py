@@ -39,6 +39,21 @@ def test_a_run_that_has_no_checkpoint_yet_says_so(make_run, tmp_path):
         runs.fork(Namespace(folder=make_run("one").folder, new=tmp_path / "new", step=None), [])
 
 
+def test_a_fork_that_was_not_launched_is_not_forked(checkpointed, tmp_path):
+    """Its command named a config.toml that is not there, and the folders of the first run."""
+    runs.fork(Namespace(folder=checkpointed.folder, new=tmp_path / "new", step=None), [])
+    with pytest.raises(ConfigError, match=r"new has no config: .* fork the run that it is of instead"):
+        runs.fork(Namespace(folder=tmp_path / "new", new=tmp_path / "newer", step=None), [])
+    assert not (tmp_path / "newer").exists()
+
+
+def test_the_config_of_a_launch_that_ended_early_is_named(checkpointed, tmp_path, caplog):
+    caplog.set_level("INFO")
+    (checkpointed.folder / "config.toml").rename(checkpointed.folder / "launch.toml")
+    runs.fork(Namespace(folder=checkpointed.folder, new=tmp_path / "new", step=None), [])
+    assert f"cusearch launch {checkpointed.folder}/launch.toml " in caplog.messages[-1]
+
+
 @pytest.mark.parametrize(("words", "step"), [((), 4), (("--step", "2"), 2)])
 def test_a_fork_has_the_checkpoint_alone_and_is_another_run(checkpointed, tmp_path, capsys, words, step):
     cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(tmp_path / "new"), *words)
