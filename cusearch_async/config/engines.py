@@ -168,7 +168,8 @@ class RolloutConfig(Section):
     """Loaded versions between two checks of the engine against the learner (log-probabilities of a fixed text,
     checksums of tensors)."""
     cores: Free[Numbers] = ()
-    """CPU cores of the engines, divided among the workers; empty: all. The episode loop uses any core."""
+    """CPU cores of the engines, divided among the workers that `launch` starts; one that is started by hand has all.
+    Empty: all. The episode loop uses any core."""
     gpus: Free[Numbers] = ()
     """CUDA devices of a machine's workers, numbered as in learner.gpus, `vllm.tensor_parallel_size` for each; a worker
     takes a group that no other has. Empty: the first free ones."""

@@ -30,7 +30,8 @@ def rank_of_learner(config: Config, gpu: Gpus = ()) -> Iterator[None]:
     gpus = take_for_learner(config.learner, config.run.name, may_share(config), gpu)
     with other_ranks(ENTRY, config.learner.ranks) as rank:
         here = config.learner.ranks_per_node
-        configure_process(share_of(config.learner.cores, rank % here, here), gpus, count_sharers(config, here))
+        local = int(os.environ.get("LOCAL_RANK", rank % here))  # a launcher may deal ranks out to nodes in turn
+        configure_process(share_of(config.learner.cores, local, here), gpus, count_sharers(config, here))
         # Batches of many shapes fragment a GPU's memory. Not for vLLM's processes, whose sleep mode refuses it.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         require_gpus("learner.gpus", gpus)
@@ -47,10 +48,11 @@ def learner(config: Config, gpu: Gpus = (), accept_changes: bool = False) -> Non
 
 def rollout(config: Config, gpu: Gpus = ()) -> None:
     """Runs episodes with the newest weights, and puts the trajectories into the buffer."""
-    index = int(os.environ.get("CUSEARCH_WORKER_INDEX", "0"))
+    index = os.environ.get("CUSEARCH_WORKER_INDEX")
     gpus = take_for_engine("worker", config, gpu)
-    every_core = os.sched_getaffinity(0)
-    configure_process(share_of(config.rollout.cores, index, config.rollout.workers), gpus, count_sharers(config))
+    every_core, cores = os.sched_getaffinity(0), config.rollout.cores
+    cores = cores if index is None else share_of(cores, int(index), config.rollout.workers)
+    configure_process(cores, gpus, count_sharers(config))
     require_gpus("rollout.gpus", gpus)
     from cusearch_async.processes import rollout  # noqa: PLC0415  (libraries read the settings above when loaded)
 

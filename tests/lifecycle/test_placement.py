@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,35 @@ def test_the_memory_of_a_learner_can_grow_in_segments_and_that_of_vllm_keeps_its
         start.PROCESSES[name](config_of(eval={"every": 1}, learner={"ranks": 1}))
     expected = "expandable_segments:True" if name == "learner" else None
     assert environment.get("PYTORCH_CUDA_ALLOC_CONF") == expected
+
+
+def cores_of(monkeypatch, name: str, config: Config) -> list[int]:
+    """Those that a process is started with."""
+    found: list[int] = []
+
+    def configure(cores: Sequence[int], *_: object) -> None:
+        found.extend(cores)
+        raise Started
+
+    monkeypatch.setattr(start, "configure_process", configure)
+    with pytest.raises(Started):
+        start.PROCESSES[name](config)
+    return found
+
+
+def test_a_rank_has_its_part_of_the_cores_of_its_node_however_ranks_were_dealt_out(environment, monkeypatch):
+    """By `srun -m cyclic` a node has ranks 0 and 2, which had the same half, and nobody the other."""
+    environment.update({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+    config = config_of(learner={"ranks": 4, "nodes": 2, "cores": [0, 1, 2, 3]})
+    assert cores_of(monkeypatch, "learner", config) == [1, 3]
+
+
+@pytest.mark.parametrize(("index", "cores"), [(None, [0, 1, 2, 3]), ("1", [1])])
+def test_a_worker_that_launch_started_has_its_part_of_the_cores_one_by_hand_all(environment, monkeypatch, index, cores):
+    if index is not None:
+        environment["CUSEARCH_WORKER_INDEX"] = index
+    config = config_of(rollout={"workers": 4, "cores": [0, 1, 2, 3]})
+    assert cores_of(monkeypatch, "rollout", config) == cores
 
 
 @pytest.mark.system
