@@ -277,6 +277,11 @@ def fork(arguments: argparse.Namespace, _: list[str]) -> None:
     put_in_place(place)
     if damaged := Checkpoints(new, 1).by_step()[step].damaged():
         raise ConfigError(f"{place} is not what was copied ({', '.join(damaged[:3])}); delete it, and fork again")
+    log.info("%s", shlex.join(command_of_fork(run, new, step)))
+
+
+def command_of_fork(run: KeptRun, new: Path, step: int) -> list[str]:
+    """What launches it, with other places than `run` for all that two runs must not share."""
     options, steps = {"run.name": new.name, "run.folder": new}, run.setting("run", "steps")
     if step == steps:
         log.info("%s begins at step %d, the last; add --steps N and the settings to try:", new, step)
@@ -292,7 +297,7 @@ def fork(arguments: argparse.Namespace, _: list[str]) -> None:
     if (run.folder / "redis").is_dir() and isinstance(redis, str) and is_listening(redis):
         options["redis.url"] = f"redis://127.0.0.1:{free_port()}/0"  # that of the run has another password
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    log.info("%s", shlex.join(["cusearch", "launch", str(next(iter(saved_in(run.folder)))), *words]))
+    return ["cusearch", "launch", str(next(iter(saved_in(run.folder)))), *words]
 
 
 def long_form(run: KeptRun, name: str) -> Iterator[dict[str, Any]]:
