@@ -22,7 +22,7 @@ class Stream(IntEnum):
     MINIBATCHES = 3
     """The division into mini-batches: step."""
     TURN = 4
-    """The engine's seed for a turn, and the draw of its search: ticket, rollout, turn."""
+    """The engine's seed for a turn, and the draw of the environment's search in it: ticket, rollout, turn."""
     DISTRACTORS = 5
     """Random documents of a local index: draw."""
     LATENCY = 6
@@ -41,6 +41,8 @@ class Stream(IntEnum):
     """The order of demonstrations: epoch from 1; with 0, which are held out."""
     SIMULATION = 13
     """Episodes and deaths of a simulated run; no number."""
+    SEARCH = 14
+    """The draw of an agent's search: ticket, rollout, number of the search in the episode."""
 
 
 def stream(name: Stream, seed: int, *numbers: int) -> np.random.Generator:

@@ -64,7 +64,7 @@ AGENTS = {
     "a limit fails the episode": (EPISODES, "if turns.at_limit or (", "if (False and turns) or ("),
     "there is no last turn": (TURNS, "if self._begun > settings.s_max:", "if False:"),
     "a row outgrows the engine": (TURNS, "settings.max_tokens - most - len(row.tape.token_ids)", "1 << 30"),
-    "greedy episodes have a seed": (TURNS, "episode.seed if self._temperature > 0 else None", "episode.seed"),
+    "greedy episodes have a seed": (TURNS, "drawn if self._temperature > 0 else None", "drawn"),
     "a request that is sent again is sampled again": (TURNS, "if row.is_answered(request)", "if False"),
     "a row answers two requests at once": (TURNS, "if row.turn is None or row.turn.done()]", "]"),
     "the shortest row is continued": (TURNS, "row = max(continued,", "row = min(continued,"),

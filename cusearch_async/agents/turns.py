@@ -107,7 +107,7 @@ class Turns:
         self.counted_tokens = 0
         self.waited_s = 0.0
         """While at least one search was under way."""
-        self._searches, self._searches_since = 0, 0.0
+        self._searches, self._searches_since, self._searched = 0, 0.0, 0
         self.ignored_fields = 0
         self.at_limit = ""
         """The limit of the episode at which the newest request was refused."""
@@ -174,8 +174,8 @@ class Turns:
         self._begun += 1
         earlier = set(self._mistakes)
         self.ignored_fields += len(request.ignored)
-        episode.seed = draw_number(Stream.TURN, self._chat.seed, episode.ticket, episode.rollout, number)
-        seed = episode.seed if self._temperature > 0 else None
+        drawn = draw_number(Stream.TURN, self._chat.seed, episode.ticket, episode.rollout, number)
+        seed = drawn if self._temperature > 0 else None
         end = row.conversation.end or tokenizer.eos_token
         ends = dict.fromkeys(filter(None, (end, *self._chat.further_ends, tokenizer.eos_token)))
         stops = (*request.stops, *(token for token in ends if token != tokenizer.eos_token))
@@ -222,9 +222,10 @@ class Turns:
 
     def _take(self, row: _Row, request: TurnRequest, given: list[int]) -> None:
         """Put what came before the turn on the tape. The turns whose results it has count; without tools, the one that
-        it answers. A new row without results of tools may hold them as text: all turns before count that called one."""
+        it answers. A new row without results of tools may hold them as text, unless an earlier row began with the same
+        messages: all turns before count that called one."""
         answered = _answered_calls(row, request)
-        is_told_anew = not row.tape.logprobs and not answered
+        is_told_anew = not row.tape.logprobs and not answered and not self._has_been_told(row, request)
         for number, (calls, tokens) in list(self._uncounted.items()):
             if calls & answered or (calls and is_told_anew) or (number == row.number and not request.tools):
                 self._episode.depth += 1
@@ -235,6 +236,11 @@ class Turns:
         else:
             text = self._chat.tokenizer.decode(given, skip_special_tokens=False)
             row.tape.add_environment("information", text, given)
+
+    def _has_been_told(self, row: _Row, request: TurnRequest) -> bool:
+        """Whether another row begins with its messages: it asks for another sample."""
+        known = (one.conversation.messages[: len(request.messages)] for one in self.rows if one is not row)
+        return request.messages in known
 
     def _refuse_huge(self, row: _Row, request: TurnRequest) -> None:
         """Before they are tokenised, which takes seconds for megabytes, and all other episodes wait for that."""
@@ -271,11 +277,13 @@ class Turns:
         if not self._searches:
             self._searches_since = time.monotonic()
         self._searches += 1
+        episode, number = self._episode, self._searched
+        self._searched += 1
+        seed = draw_number(Stream.SEARCH, self._chat.seed, episode.ticket, episode.rollout, number)
         try:
-            episode = self._episode
             if not self._environment.settings.searches:
                 raise EpisodeFailed("environment.LABEL.searches is false, so that there is no retriever to ask")
-            return await self._environment.search.search(query, episode.seed, episode.question, episode.ticket)
+            return await self._environment.search.search(query, seed, episode.question, episode.ticket)
         except CusearchError as error:
             self.outage = error
             raise

@@ -51,8 +51,8 @@ def rollout(config: Config, gpu: Gpus = ()) -> None:
     index = os.environ.get("CUSEARCH_WORKER_INDEX")
     gpus = take_for_engine("worker", config, gpu)
     every_core, cores = os.sched_getaffinity(0), config.rollout.cores
-    cores = cores if index is None else share_of(cores, int(index), config.rollout.workers)
-    configure_process(cores, gpus, count_sharers(config))
+    own = cores if index is None else share_of(cores, int(index), config.rollout.workers)
+    configure_process(own, gpus, count_sharers(config))
     require_gpus("rollout.gpus", gpus)
     from cusearch_async.processes import rollout  # noqa: PLC0415  (libraries read the settings above when loaded)
 

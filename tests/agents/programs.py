@@ -217,6 +217,16 @@ async def samples_three(task: Task) -> str:
     return replies[-1].choices[0].message.content or ""
 
 
+async def searches_first(task: Task) -> str:
+    """Twice, and asks then."""
+    found = [*await task.search(task.question), *await task.search(task.question)]
+    async with client_of(task) as client:
+        content = f"{found} {task.question}"
+        messages: list = [{"role": "user", "content": content}]
+        reply = await client.chat.completions.create(model=task.model, messages=messages)
+    return reply.choices[0].message.content or ""
+
+
 async def gives_other_ids(task: Task) -> str:
     """To its calls and their results."""
     return await _searches(task, lambda call: {"tool_call_id": call["id"]})

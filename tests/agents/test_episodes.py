@@ -112,6 +112,16 @@ async def test_the_other_apis_give_the_same_trajectory(program):
     assert (other.depth, other.turns, len(other.starts), other.reward) == (2, 3, 1, 1.0)
 
 
+async def test_every_search_has_a_draw_of_its_own_also_before_the_first_turn():
+    """All that came before a turn had the seed 0, and those of one turn had the same: noise was one draw."""
+    scene = Scene(["5"] * 4, "searches_first")
+    for ticket, rollout in ((3, 0), (3, 1), (4, 0), (3, 0)):
+        await scene.runner.run(QUESTION, ticket, rollout, "w")
+    drawn = [seed for _, seed in scene.search.asked]
+    assert len(set(drawn[:6])) == 6
+    assert drawn[6:] == drawn[:2], "a repeated episode meets the same"
+
+
 async def test_without_tools_an_answered_turn_counts():
     scene = Scene(["search: Pinsk", "5"], "in_words")
     trajectory = await scene.run()

@@ -16,6 +16,7 @@ from cusearch_async.agents.turns import Turns
 from cusearch_async.environments import Episode
 from cusearch_async.errors import EngineDied, EpisodeFailed
 from cusearch_async.rollout.limit import Limit
+from tests.agents.programs import SEARCH
 from tests.agents.test_episodes import QUESTION, Scene, calling, parser  # noqa: F401
 from tests.weights.test_http import until
 
@@ -59,6 +60,15 @@ async def test_results_that_are_told_as_text_count():
     trajectory = await scene.run()
     assert (trajectory.depth, len(trajectory.starts), trajectory.turns) == (2, 3, 3)
     assert (await Scene([calling("Pinsk"), "5"], "tells_its_calls_as_text", tools=("calculate",)).run()).depth == 0
+
+
+async def test_another_sample_of_the_first_turn_holds_no_results():
+    """All samples before it counted, though no program had run their calls."""
+    turns = turns_of(Scene([calling("Pinsk"), calling("Pinsk"), "5"]))
+    request = replace(request_of("Where?"), tools=(SEARCH,), max_tokens=200, is_first=True)
+    for _ in range(3):
+        await turns.ask(request)
+    assert (len(turns.rows), turns._episode.depth, turns.counted_tokens) == (3, 0, 0)
 
 
 async def test_two_requests_at_once_are_two_rows():
