@@ -169,6 +169,8 @@ def _texts(value: Any, where: str, name: str) -> list[str]:
     read = read_literal(value)
     if isinstance(read, dict):
         inner = next((read[key] for key in _IN_OBJECTS if read.get(key) is not None), None)
+        if inner is None:
+            raise ConfigError(f"{where}: {name!r} has none of {', '.join(_IN_OBJECTS)} in it, got {value!r:.200}")
         texts = _texts(inner, where, name)
         return texts + (_texts(read["aliases"], where, f"{name}.aliases") if read.get("aliases") else [])
     if isinstance(read, str) and (text := read.strip())[:1] + text[-1:] in ("[]", "{}"):
@@ -225,30 +227,39 @@ def _is_join(answers: Sequence[str], listed: Sequence[str], join: re.Pattern[str
 
 
 def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata`, the columns that are kept with it, and what else its extra_info holds, without answers; a
-    `ground_truth` that is no answer, like a rubric; `hops` where the row contains their number in any form.
+    """`metadata`, the columns that are kept with it, and what else its extra_info and reward_model hold, without
+    answers; of a `ground_truth` what is no answer, like a rubric; `hops` where the row has their number in any form.
 
     `values` by folded names; `place` is its extra_info. Texts that every process of a run would hold are left out."""
     given, model = (read_literal(values.get(name)) for name in ("metadata", MODEL))
-    known = ("split", "index", "question", *_IN_EXTRA_INFO)
-    others = (name for name in place if name not in known and not columns.are_aliases(columns.folded(name)))
-    kept = _filled({name: place[name] for name in others})
+    kept = _filled({name: value for name, value in place.items() if name not in ("split", "index", "question")})
     kept |= {name: values[name] for name in columns.METADATA if values.get(name) is not None}
     kept |= {name: place[name] for name in columns.HOPS if place.get(name) is not None}
     if isinstance(given, dict):
         kept |= _filled(given)
     elif given is not None:
         kept["metadata"] = given
-    truth = model.get("ground_truth") if isinstance(model, dict) else None
-    if isinstance(truth, dict) and truth.keys() - set(_IN_OBJECTS) and not _holds(truth):
-        kept["ground_truth"] = truth
+    if isinstance(model, dict):
+        kept |= _filled({name: value for name, value in model.items() if name not in ("ground_truth", "style")})
+        truth = model.get("ground_truth")
+        if isinstance(truth, dict) and (more := {name: truth[name] for name in truth if name not in _IN_OBJECTS}):
+            kept["ground_truth"] = more
     hops = _hops(kept, values)
     return kept | {"hops": hops} if hops is not None else kept
 
 
 def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are kept."""
     bulky = ("context", "paragraphs", "evidence_docs")
-    return {name: value for name, value in values.items() if value is not None and name not in bulky}
+    kept = {name: value for name, value in values.items() if value is not None and name not in bulky}
+    return {name: value for name, value in kept.items() if not _tells_answers(columns.folded(name), value)}
+
+
+def _tells_answers(name: str, value: Any) -> bool:
+    """Whether it is one of the answers, by its folded name, or VERL's arguments of a tool, which have them, too."""
+    if name in ("tools_kwargs", "need_tools_kwargs", MODEL) or columns.are_aliases(name):
+        return True
+    return name in {*_IN_EXTRA_INFO, *ANSWERS} and _holds(value)
 
 
 def _hops(kept: Mapping[str, Any], values: Mapping[str, Any]) -> int | None:

@@ -87,7 +87,8 @@ def test_a_text_that_is_one_answer_stays_as_it_is(text):
         (truth("{a: b}"), "'reward_model.ground_truth' looks like a list"),
         ({"answer": "a<|im_end|>"}, "'answer' holds <|im_end|>, which is no part of an answer: 'a<|im_end|>'"),
         ({"answer": "<|answer_split|>"}, "'answer' holds <|answer_split|>, which is no part of an answer"),
-        ({"answer": {"spans": ["a"]}}, "'answer' must be a list of non-blank texts"),
+        ({"answer": {"spans": ["a"]}}, "'answer' has none of target, value, text, answers, answer in it, got {'spans'"),
+        ({"answer": {"target": [{"a": 1}]}}, "'answer' must be a list of non-blank texts, got [{'a'"),
         ({"answer": True}, "'answer' must be a list of non-blank texts, got True"),
         (truth("a") | {"extra_info": {"answer": ["b", "c"]}}, "'reward_model.ground_truth' and 'extra_info.answer' do"),
         (

@@ -86,9 +86,26 @@ def test_other_spellings_of_no_answer_are_none(config, row):
 def test_answers_are_no_metadata(config):
     """A program that shows its task's metadata to the policy would tell them."""
     told = {"rubric": "short", "answer": "me", "answer_aliases": ["I"], "golden_answers": ["me"]}
-    (found,) = load_run_questions(config(REWARD, [{"question": "a", "answer": "me", "extra_info": told}])).all
-    assert found.metadata == {"rubric": "short"}
-    assert set(found.answers) == {"me", "I"}
+    row = {"question": "a", "answer": "me", "extra_info": told}
+    for given in ({}, {"metadata": told | {"possible_answers": ["me"], "o_aliases": ["I"], "Gold Answers": ["me"]}}):
+        (found,) = load_run_questions(config(REWARD, [row | given])).all
+        assert found.metadata == {"rubric": "short"}
+        assert set(found.answers) == {"me", "I"}
+
+
+@pytest.mark.parametrize(
+    ("model", "answers", "metadata"),
+    [
+        ({"ground_truth": "a", "style": "rubric", "rubrics": ["r1"]}, ("a",), {"rubrics": ["r1"]}),
+        ({"ground_truth": {"target": ["a"], "rubric": "brief"}}, ("a",), {"ground_truth": {"rubric": "brief"}}),
+        ({"rubric": "r"}, (), {"rubric": "r"}),
+    ],
+    ids=repr,
+)
+def test_what_stands_beside_the_truth_is_metadata(config, model, answers, metadata):
+    """A rubric beside the answer was dropped, and nothing said so."""
+    (found,) = load_run_questions(config(REWARD, [{"question": "a", "reward_model": model}])).all
+    assert (found.answers, found.metadata) == (answers, metadata)
 
 
 @pytest.mark.parametrize("name", ["mine.jsonl", "mine.csv", "mine.parquet"])
