@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -54,6 +55,18 @@ def test_every_source_is_looked_for(tmp_path):
     assert [finding.status for finding in found] == ["ok", "not reachable", "not reachable"]
     assert "gone.jsonl does not exist" in found[1].text
     assert "hf:nobody/has-this/train.parquet is not on this machine" in found[2].text
+
+
+def test_sources_are_read_together(tmp_path):
+    """Each was fine, and the learner, after all else had started, refused them."""
+    for name in ("one", "other"):
+        row = {"question": f"{name}?", "golden_answers": ["me"], "data_source": "mine", "id": 7}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    sources = json.dumps([str(tmp_path / "one.jsonl"), str(tmp_path / "other.jsonl")])
+    for key in ("data.source", "eval.suite"):
+        found = findings(f"--{key}", sources)[key]
+        assert found.status == "error"
+        assert "two questions have the id 'mine/7'" in found.text
 
 
 @pytest.mark.parametrize("source", ["hf:/name/train.parquet", "hf:owner/name", "hf:"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import http.client
 import os
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +24,9 @@ from cusearch_async.data.questions import (
     first_question,
     has_held_out,
     labelled,
+    load_eval_questions,
     load_questions,
+    load_run_questions,
     needs_answers,
     searches_another_world,
 )
@@ -51,12 +53,8 @@ SEARCH_S = 10.0
 
 def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
     """Files on this machine are opened and read. Files on the Hub are only looked up in the local cache."""
-    for label, environment in config.environment.items():
-        key = f"environment.{label}.source" if environment.source else "data.source"
-        for source in config.sources_of(label):
-            yield _questions(key, source, label, config, tokenizer)
-    for source in config.eval.suite:
-        yield _questions("eval.suite", file_of(source, config.eval.folder), config.evaluated_in, config, tokenizer)
+    yield from _together("data.source", _sources(config, tokenizer), partial(load_run_questions, config))
+    yield from _together("eval.suite", _suite(config, tokenizer), partial(load_eval_questions, config))
     if not has_held_out(config):
         needed_by = f"the evaluator of eval.every = {config.eval.every}" if config.eval.every else "`cusearch eval`"
         text = f"names no held-out questions, which {needed_by} needs: set benchmarks or question files"
@@ -71,6 +69,29 @@ def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
         yield _corpus(retriever)
         if retriever.index is not None:
             yield _index(retriever, retriever.index)
+
+
+def _sources(config: Config, tokenizer: Any) -> Iterator[Finding]:
+    for label, environment in config.environment.items():
+        key = f"environment.{label}.source" if environment.source else "data.source"
+        for source in config.sources_of(label):
+            yield _questions(key, source, label, config, tokenizer)
+
+
+def _suite(config: Config, tokenizer: Any) -> Iterator[Finding]:
+    for source in config.eval.suite:
+        yield _questions("eval.suite", file_of(source, config.eval.folder), config.evaluated_in, config, tokenizer)
+
+
+def _together(key: str, of_each: Iterator[Finding], load: Callable[[], object]) -> Iterator[Finding]:
+    """What is found in each source, and what none shows on its own, such as two questions of one id."""
+    found = [*of_each]
+    yield from found
+    try:
+        if found and all(finding.status == "ok" for finding in found):
+            load()
+    except ConfigError as error:
+        yield Finding("error", key, str(error))
 
 
 def _questions(key: str, source: str, environment: str, config: Config, tokenizer: Any) -> Finding:
@@ -98,7 +119,7 @@ def _corpus(retriever: RetrieverConfig) -> Finding:
         return Finding("ok", key, f"{name}, embedded")
     if not Path(name).exists():
         return Finding("not reachable", key, f"{name} does not exist")
-    read = functools.partial(read_start, Path(name), PASSAGES)
+    read = partial(read_start, Path(name), PASSAGES)
     return tried(key, read, f"{name}; at most the first {PASSAGES} passages were read")
 
 
@@ -131,9 +152,9 @@ def own_code(config: Config) -> Iterator[Finding]:
         ("retriever.backend", config.retriever.backend, BACKENDS),
     ):
         if name not in built_in:
-            yield tried(key, functools.partial(load_function, key, name, built_in), f"{name} can be imported")
+            yield tried(key, partial(load_function, key, name, built_in), f"{name} can be imported")
     for name in config.run.trackers:
-        yield tried("run.trackers", functools.partial(tracker_class, name), f"{name} can be imported")
+        yield tried("run.trackers", partial(tracker_class, name), f"{name} can be imported")
 
 
 def services(config: Config) -> Iterator[Finding]:
