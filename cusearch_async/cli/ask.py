@@ -20,6 +20,7 @@ from cusearch_async.cli.parts.passes import answering_search, run_passes_with
 from cusearch_async.config import Config, load_config
 from cusearch_async.dashboard.episodes import coloured
 from cusearch_async.data.questions import refuse_another_world
+from cusearch_async.data.rows import tidy
 from cusearch_async.errors import ConfigError, RetrievalUnavailable
 from cusearch_async.evaluation.probing import Pass
 from cusearch_async.lifecycle.children import CLI, free_port, start_child, why_it_ended
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if config.retriever.backend == "zerosearch" and not gold:
         raise ConfigError("give the right answer as --gold: with retriever.backend zerosearch searches depend on it")
     question = Question(
-        id="asked", text=arguments.question, answers=gold, category="asked", environment=config.evaluated_in
+        id="asked", text=tidy(arguments.question), answers=gold, category="asked", environment=config.evaluated_in
     )
     console = Console()
     with own_retriever(config, arguments.folder, overrides) as served:

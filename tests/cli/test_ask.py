@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import io
 import re
 
@@ -63,6 +65,23 @@ def test_turns_are_shown_without_the_prompt_and_with_the_outcome(monkeypatch):
     assert "Question" not in said
     assert "<think>a</think><search>b\\u001b[31m</search>\n<information>c</information>\n<answer>d\n" in said
     assert re.search(r"→ .* \(\d searche?s?, (right|wrong)\)", said)
+
+
+def test_the_question_is_asked_in_the_form_of_those_that_were_trained_on(config, monkeypatch):
+    """Blanks stayed, and Search-R1's question mark was missing."""
+    found = []
+
+    async def asked(served, model, question):
+        found.append(question.text)
+
+    monkeypatch.setattr(ask, "asked", asked)
+    monkeypatch.setattr(ask, "own_retriever", lambda config, *_: contextlib.nullcontext(config))
+    parser = argparse.ArgumentParser()
+    ask.add(parser)
+    given = parser.parse_args([str(config.folder), " who wrote Dubliners ", "--checkpoint", str(STARTER)])
+    monkeypatch.setattr(ask, "show", lambda *_: None)
+    ask.run(given, [])
+    assert found == ["who wrote Dubliners?"]
 
 
 def test_a_retriever_that_does_not_start_is_told_with_its_reason(config):
