@@ -14,10 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cusearch_async.config import STARTER, load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.learner.batching import collate
 from cusearch_async.learner.model import (
     SampledLogprobs,
     as_in_files,
     load_causal_lm,
+    recompute_layers,
     save_model,
     saved_tensors,
     tied_names,
@@ -26,6 +28,7 @@ from cusearch_async.learner.suitability import refuse_unsuitable_policy
 from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.interface import Canary
+from tests.strategies import make_trajectory
 from tests.system.forked import forked_engines
 from tests.system.model_kinds import KINDS, SIZES, Kind
 from tests.system.test_engine import STOPS, with_engine
@@ -82,6 +85,27 @@ def test_an_engine_has_all_that_a_learner_publishes_of_a_family(atlas_config, tm
         assert scored(again, [*text, 6]) == scored(module, [*text, 6])
 
     with_engine(atlas_config, tmp_path, made(kind), body)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.refused], ids=lambda kind: kind.name)
+def test_the_gradient_of_a_family_is_that_of_transformers_own_cross_entropy(kind):
+    """Of packed trajectories with layers computed again, against one after another, plainly."""
+    draws = np.random.default_rng(0)
+    rows = [
+        make_trajectory(i, sampled=n, token_ids=draws.integers(3, SIZES["vocab_size"], n + 5).astype(np.int32))
+        for i, n in enumerate((40, 23))
+    ]
+    plain, policy = made(kind), made(kind)
+    for row in rows:
+        ids = torch.from_numpy(row.token_ids[None].astype(np.int64))
+        targets = torch.where(torch.from_numpy(row.sampled), ids[0], -100)
+        logits = plain(input_ids=ids, use_cache=False).logits[0, :-1]
+        torch.nn.functional.cross_entropy(logits, targets[1:], reduction="sum").backward()
+    module, inputs = SampledLogprobs(policy, 16), collate(rows, packing=True)
+    recompute_layers(policy)
+    (-module(inputs.token_ids, inputs.sampled, 1.0, inputs.packed)[0]).sum().backward()
+    for (name, wanted), (_, found) in zip(plain.named_parameters(), policy.named_parameters(), strict=True):
+        assert (found.grad - wanted.grad).norm() <= 1e-5 * wanted.grad.norm(), name
 
 
 def scored(module: SampledLogprobs, token_ids: list[int]) -> list[float]:
