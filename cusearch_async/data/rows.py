@@ -227,39 +227,47 @@ def _is_join(answers: Sequence[str], listed: Sequence[str], join: re.Pattern[str
 
 
 def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata`, the columns that are kept with it, and what else its extra_info and reward_model hold, without
-    answers; of a `ground_truth` what is no answer, like a rubric; `hops` where the row has their number in any form.
+    """`metadata`, the columns that are kept with it, and what else its extra_info and reward_model hold; of a
+    `ground_truth` what is no answer, like a rubric; `hops` where the row has their number in any form. Without gold
+    answers, unless they are there alone, for a reward of one's own, or are a decomposition's.
 
     `values` by folded names; `place` is its extra_info. Texts that every process of a run would hold are left out."""
     given, model = (read_literal(values.get(name)) for name in ("metadata", MODEL))
-    kept = _filled({name: value for name, value in place.items() if name not in ("split", "index", "question")})
-    kept |= {name: values[name] for name in columns.METADATA if values.get(name) is not None}
-    kept |= {name: place[name] for name in columns.HOPS if place.get(name) is not None}
-    if isinstance(given, dict):
-        kept |= _filled(given)
-    elif given is not None:
-        kept["metadata"] = given
+    is_told = not _has_answers(values)
+    kept: dict[str, Any] = {}
     if isinstance(model, dict):
         kept |= _filled({name: value for name, value in model.items() if name not in ("ground_truth", "style")})
         truth = model.get("ground_truth")
-        if isinstance(truth, dict) and (more := {name: truth[name] for name in truth if name not in _IN_OBJECTS}):
+        if isinstance(truth, dict) and (
+            more := _filled({name: truth[name] for name in truth if name not in _IN_OBJECTS})
+        ):
             kept["ground_truth"] = more
+    inner = {name: value for name, value in place.items() if name not in ("split", "index", "question")}
+    kept |= _filled(inner, is_told)
+    kept |= {name: values[name] for name in columns.METADATA if values.get(name) is not None}
+    kept |= {name: place[name] for name in columns.HOPS if place.get(name) is not None}
+    if isinstance(given, dict):
+        kept |= _filled(given, is_told)
+    elif given is not None:
+        kept["metadata"] = given
     hops = _hops(kept, values)
     return kept | {"hops": hops} if hops is not None else kept
 
 
-def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
+def _filled(values: Mapping[str, Any], with_answers: bool = False) -> dict[str, Any]:
     """Those that are kept."""
     bulky = ("context", "paragraphs", "evidence_docs")
     kept = {name: value for name, value in values.items() if value is not None and name not in bulky}
-    return {name: value for name, value in kept.items() if not _tells_answers(columns.folded(name), value)}
+    return {name: kept[name] for name in kept if with_answers or not _tells_answers(columns.folded(name), kept[name])}
 
 
 def _tells_answers(name: str, value: Any) -> bool:
-    """Whether it is one of the answers, by its folded name, or VERL's arguments of a tool, which have them, too."""
-    if name in ("tools_kwargs", "need_tools_kwargs", MODEL) or columns.are_aliases(name):
+    """Whether it is one of the answers, by its folded name, or VERL's arguments of tools and interactions, which have
+    them, too."""
+    if name in ("tools_kwargs", "need_tools_kwargs", "interaction_kwargs", MODEL):
         return True
-    return name in {*_IN_EXTRA_INFO, *ANSWERS} and _holds(value)
+    bare = name.removeprefix("normalized_")
+    return columns.are_aliases(bare) or (bare in {*_IN_EXTRA_INFO, *_IN_OBJECTS, *ANSWERS} and _holds(value))
 
 
 def _hops(kept: Mapping[str, Any], values: Mapping[str, Any]) -> int | None:

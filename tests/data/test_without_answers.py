@@ -77,6 +77,19 @@ def test_a_truth_that_is_no_answer_is_metadata(config):
     assert (found.answers, found.metadata) == ((), {"ground_truth": rubric})
 
 
+def test_the_metadata_of_the_row_goes_before_that_of_its_reward_model(config):
+    row = {"question": "a", "metadata": {"rubrics": ["mine"]}, "reward_model": {"rubrics": ["theirs"]}}
+    (found,) = load_run_questions(config(REWARD, [row])).all
+    assert found.metadata == {"rubrics": ["mine"]}
+
+
+@pytest.mark.parametrize("told", [{"answer": "42", "tol": 1}, {"target": "b"}], ids=repr)
+@pytest.mark.parametrize("holder", ["metadata", "extra_info"])
+def test_an_answer_that_is_there_alone_is_metadata_for_a_reward_of_ones_own(config, told, holder):
+    (found,) = load_run_questions(config(REWARD, [{"question": "a", holder: told}])).all
+    assert (found.answers, found.metadata) == ((), told)
+
+
 @pytest.mark.parametrize("row", [{"aliases": ["Bob"]}, {"answer": "", "answer_aliases": ["Bob"]}], ids=repr)
 def test_other_spellings_of_no_answer_are_none(config, row):
     (found,) = load_run_questions(config(REWARD, [{"question": "a"} | row])).all
@@ -99,6 +112,19 @@ def test_answers_are_no_metadata(config):
         ({"ground_truth": "a", "style": "rubric", "rubrics": ["r1"]}, ("a",), {"rubrics": ["r1"]}),
         ({"ground_truth": {"target": ["a"], "rubric": "brief"}}, ("a",), {"ground_truth": {"rubric": "brief"}}),
         ({"rubric": "r"}, (), {"rubric": "r"}),
+        (
+            {
+                "ground_truth": {
+                    "target": ["a"],
+                    "aliases": ["b"],
+                    "normalized_value": "a",
+                    "rubric": "brief",
+                    "n": None,
+                }
+            },
+            ("a", "b"),
+            {"ground_truth": {"rubric": "brief"}},
+        ),
     ],
     ids=repr,
 )
