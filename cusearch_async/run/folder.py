@@ -70,8 +70,9 @@ CHILDREN = (
     "page-token",
 )
 """Everything that a run writes into its folder, except the marker."""
-LEFT_BY_OTHERS = {"downloaded", "relayed", "weights-token", SCORES, CURVES}
-"""What workers, relays and evaluators of a learner elsewhere leave in a folder without a marker."""
+LEFT_BY_OTHERS = {"downloaded", "relayed", "weights-token", SCORES, CURVES, LEARNER, TAKE_OVER}
+"""What workers, relays and evaluators of a learner elsewhere leave in a folder without a marker, and what a learner
+leaves that came while it was deleted."""
 _POLL_S = 0.05
 
 
@@ -230,22 +231,23 @@ def check_deletable(folder: Path, remedy: str = "nothing in it was deleted") -> 
 
 def forget(folder: Path, keep: Collection[str] = ()) -> None:
     """Delete what a run has written into its folder, and the folder if it is then empty. Children in `keep` stay, and
-    with them the marker. What learners lock goes last: one that starts meanwhile is refused.
+    with them the marker. The marker and what learners lock go last: one that starts meanwhile is refused.
 
     Raises: ConfigError for a folder without a marker, and for a home, root or repository folder."""
     if not folder.exists():
         return
     check_deletable(folder)
-    for path in sorted(folder.iterdir(), key=lambda path: (path.name in (LEARNER, TAKE_OVER), path)):
-        if path.name in (MARKER, *keep) or final_name(path.name) not in (MARKER, *CHILDREN):
+    last = (MARKER, LEARNER, TAKE_OVER)
+    for path in sorted(folder.iterdir()):
+        if path.name in (*last, *keep) or final_name(path.name) not in (MARKER, *CHILDREN):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
-    if any((folder / name).exists() for name in keep):
-        return
-    (folder / MARKER).unlink()
+    is_kept = any((folder / name).exists() for name in keep)
+    for name in last[is_kept:]:
+        (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.unlink() if folder.is_symlink() else folder.rmdir()
 

@@ -117,6 +117,27 @@ def test_a_learner_whose_folder_was_deleted_since_it_was_marked_does_not_start(t
         pass
 
 
+def test_a_learner_that_comes_last_of_all_is_refused_and_may_start_again(tmp_path, monkeypatch):
+    """It locked a new file in a folder whose marker went next."""
+    folder = tmp_path / "run"
+    run_folder.mark(folder, "x")
+    (folder / run_folder.TAKE_OVER).touch()
+    unlink, refused = Path.unlink, []
+
+    def come_first(path, **options):
+        if path.name == run_folder.TAKE_OVER:
+            with pytest.raises(RunInUse, match="is being moved or deleted"), run_folder.hold_as_learner(folder):
+                pass
+            refused.append(path)
+        unlink(path, **options)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Path, "unlink", come_first)
+        run_folder.forget(folder)
+    assert refused
+    run_folder.mark(folder, "x")
+
+
 def test_a_child_that_is_kept_keeps_the_marker(tmp_path):
     folder = tmp_path / "run"
     run_folder.mark(folder, "mine")
