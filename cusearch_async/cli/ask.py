@@ -65,9 +65,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     gold = (arguments.gold,) if arguments.gold else ()
     if config.retriever.backend == "zerosearch" and not gold:
         raise ConfigError("give the right answer as --gold: with retriever.backend zerosearch searches depend on it")
-    question = Question(
-        id="asked", text=tidy(arguments.question), answers=gold, category="asked", environment=config.evaluated_in
-    )
+    is_of_files = bool(config.sources_of(config.evaluated_in))  # an environment's own are asked as they are
+    text = tidy(arguments.question) if is_of_files else arguments.question.strip()
+    question = Question(id="asked", text=text, answers=gold, category="asked", environment=config.evaluated_in)
     console = Console()
     with own_retriever(config, arguments.folder, overrides) as served:
         for when, model in models.items():

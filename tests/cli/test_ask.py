@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from cusearch_async.cli import ask
-from cusearch_async.config import load_config
+from cusearch_async.config import Config, load_config
 from cusearch_async.errors import RetrievalUnavailable
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import record_start
@@ -67,9 +67,11 @@ def test_turns_are_shown_without_the_prompt_and_with_the_outcome(monkeypatch):
     assert re.search(r"→ .* \(\d searche?s?, (right|wrong)\)", said)
 
 
-def test_the_question_is_asked_in_the_form_of_those_that_were_trained_on(config, monkeypatch):
-    """Blanks stayed, and Search-R1's question mark was missing."""
+@pytest.mark.parametrize(("sources", "text"), [(("a.jsonl",), "17 * 23 =?"), ((), "17 * 23 =")])
+def test_the_question_is_asked_in_the_form_of_those_that_were_trained_on(config, monkeypatch, sources, text):
+    """Those of files have a question mark (Search-R1), those that an environment brings stay as they are."""
     found = []
+    monkeypatch.setattr(Config, "sources_of", lambda config, label: sources)
 
     async def asked(served, model, question):
         found.append(question.text)
@@ -78,10 +80,10 @@ def test_the_question_is_asked_in_the_form_of_those_that_were_trained_on(config,
     monkeypatch.setattr(ask, "own_retriever", lambda config, *_: contextlib.nullcontext(config))
     parser = argparse.ArgumentParser()
     ask.add(parser)
-    given = parser.parse_args([str(config.folder), " who wrote Dubliners ", "--checkpoint", str(STARTER)])
+    given = parser.parse_args([str(config.folder), " 17 * 23 = ", "--checkpoint", str(STARTER)])
     monkeypatch.setattr(ask, "show", lambda *_: None)
     ask.run(given, [])
-    assert found == ["who wrote Dubliners?"]
+    assert found == [text]
 
 
 def test_a_retriever_that_does_not_start_is_told_with_its_reason(config):
