@@ -69,6 +69,21 @@ def test_sources_are_read_together(tmp_path):
         assert "two questions have the id 'mine/7'" in found.text
 
 
+def test_questions_that_an_environment_brings_are_read_too(tmp_path, monkeypatch):
+    (tmp_path / "brings.py").write_text(
+        "from cusearch_async.environments.search import SearchEnvironment\n"
+        "from cusearch_async.types import Question\n"
+        "class Twice(SearchEnvironment):\n"
+        "    @classmethod\n"
+        "    def questions(cls):\n"
+        "        return [Question(id='x', text='?', answers=('a',), category='c')] * 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = findings("--environment.search.name", "brings:Twice")["environment.search"]
+    assert found.status == "error"
+    assert "two questions have the id 'x'" in found.text
+
+
 @pytest.mark.parametrize("source", ["hf:/name/train.parquet", "hf:owner/name", "hf:"])
 def test_a_dataset_on_the_hub_that_is_half_named_is_an_error(source):
     found = findings("--data.source", source)["data.source"]

@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,15 @@ SEARCH_S = 10.0
 
 def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
     """Files on this machine are opened and read. Files on the Hub are only looked up in the local cache."""
-    yield from _together("data.source", _sources(config, tokenizer), partial(load_run_questions, config))
-    yield from _together("eval.suite", _suite(config, tokenizer), partial(load_eval_questions, config))
+    found = [*_sources(config, tokenizer)]
+    yield from found
+    if not len(found) == len(config.environment) == 1:  # which was read wholly
+        key = found[0].what if found else f"environment.{next(iter(config.environment))}"
+        yield from _together(key, found, partial(load_run_questions, config))
+    found = [*_suite(config, tokenizer)]
+    yield from found
+    if found:
+        yield from _together("eval.suite", found, partial(load_eval_questions, config))
     if not has_held_out(config):
         needed_by = f"the evaluator of eval.every = {config.eval.every}" if config.eval.every else "`cusearch eval`"
         text = f"names no held-out questions, which {needed_by} needs: set benchmarks or question files"
@@ -83,12 +90,10 @@ def _suite(config: Config, tokenizer: Any) -> Iterator[Finding]:
         yield _questions("eval.suite", file_of(source, config.eval.folder), config.evaluated_in, config, tokenizer)
 
 
-def _together(key: str, of_each: Iterator[Finding], load: Callable[[], object]) -> Iterator[Finding]:
-    """What is found in each source, and what none shows on its own, such as two questions of one id."""
-    found = [*of_each]
-    yield from found
+def _together(key: str, found: Sequence[Finding], load: Callable[[], object]) -> Iterator[Finding]:
+    """What no source shows on its own, such as two questions of one id."""
     try:
-        if found and all(finding.status == "ok" for finding in found):
+        if all(finding.status == "ok" for finding in found):
             load()
     except ConfigError as error:
         yield Finding("error", key, str(error))
