@@ -33,7 +33,9 @@ from tests.conftest import free_port
 from tests.system.hosts import PASSWORD, Hosts
 
 FIGURES = Path("runs/bench/scale.json")
-DURATIONS = Durations(episode_s=typical(6.0, 15.0), update_s=np.array([8.0]), searches=3.0, publish_s=1.0, load_s=0.5)
+DURATIONS = Durations(
+    episode_s=typical(6.0, 15.0), update_s=np.array([8.0]), searches=3.0, publish_s=1.0, load_s=0.5, stands_s=0.5
+)
 TROUBLES = {
     "none": Troubles(),
     "1 search in 10,000 hangs for 60 s": Troubles(hang=(1e-4, 60.0)),
