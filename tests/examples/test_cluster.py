@@ -74,6 +74,35 @@ def test_the_script_is_valid_bash():
     subprocess.run(["bash", "-n", str(CLUSTER / "slurm.sh")], check=True)
 
 
+def test_every_step_of_slurm_gets_the_cores_of_its_task(tmp_path):
+    """Since 22.05 srun does not take the number from sbatch: eight engines shared one core, without an error."""
+    calls = {
+        "srun": 'echo "${SRUN_CPUS_PER_TASK-none}" >> "$CALLS"',
+        "scontrol": "printf '%s\\n' node-{1..4}",
+        "scancel": "",
+    }
+    for name, does in calls.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    text = (CLUSTER / "slurm.sh").read_text(encoding="utf-8").replace("/shared", str(tmp_path))
+    env = os.environ | {"CALLS": str(tmp_path / "calls"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env |= {"SLURM_CPUS_PER_TASK": "64", "SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "1", "CUSEARCH_REDIS_PASSWORD": "x"}
+    subprocess.run(["bash", "-c", text], env=env, check=False, timeout=20 * SLOW)
+    assert (tmp_path / "calls").read_text().split() == ["64"] * 4
+
+
+def test_an_image_that_is_on_the_nodes_is_used():
+    """Without a tag a registry is asked each time."""
+    yaml = pytest.importorskip("yaml")
+    for name in ("kubernetes.yaml", "autoscale.yaml"):
+        for document in yaml.safe_load_all((CLUSTER / name).read_text(encoding="utf-8")):
+            pod = document["spec"].get("template", {}).get("spec", {})
+            pod = document["spec"].get("jobTargetRef", {}).get("template", {}).get("spec", {}) or pod
+            for container in (*pod.get("containers", []), *pod.get("initContainers", [])):
+                if container["image"] == "cusearch":
+                    assert container["imagePullPolicy"] == "IfNotPresent", (name, container["name"])
+
+
 STARTED = """#!/bin/bash
 # In place of a process of the run: a retriever serves until it is killed, a worker fails at its first start.
 echo "$1 ${CUDA_VISIBLE_DEVICES-all} ${*:3}" >> "$STARTS"

@@ -10,6 +10,7 @@
 # Before: export CUSEARCH_REDIS_PASSWORD, a random text of your own. For another run: RUN=other sbatch slurm.sh, where
 # /shared/other.toml has its name and folder.
 set -euo pipefail
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # srun does not take it from sbatch (Slurm 22.05): each step had one core
 : "${CUSEARCH_REDIS_PASSWORD:?export a password for Redis}"
 
 RUN=${RUN:-cluster} DATA=/shared/redis-${RUN:-cluster} # two servers must not write to one folder
