@@ -11,6 +11,7 @@ from cusearch_async.cli.main import make_parser
 from cusearch_async.cli.parts import fleet
 from cusearch_async.config import load_config
 from cusearch_async.lifecycle import gpus
+from cusearch_async.processes.start import PROCESSES
 
 ROOT = Path(__file__).parents[2]
 CONTAINERS = ROOT / "docs" / "examples" / "containers"
@@ -55,7 +56,7 @@ def test_each_container_starts_a_process_that_there_is(config):
         arguments = vars(make_parser([words[0]]).parse_args(words))
         assert (arguments.get("config") or arguments["runs"]) == [Path(config)], name
     started = {words[2] if words[1] == "worker" else words[1] for words in commands.values()}
-    assert started == {"redis", "retriever", "learner", "rollout", "dashboard"}
+    assert started == {"redis", *PROCESSES, "dashboard"} - {"relay"}
 
 
 def test_containers_share_what_processes_of_a_machine_share():
@@ -65,13 +66,13 @@ def test_containers_share_what_processes_of_a_machine_share():
     for process in processes:
         assert process["network_mode"] == "service:network"
         assert process["volumes"] == [".:/work", f"gpus:/tmp/{gpus._folder().name.rpartition('-')[0]}-0"]
-    assert {*services("compose.gpu.yaml")} == {"learner", "rollout"}
+    assert {*services("compose.gpu.yaml")} == {"learner", "rollout", "evaluator"}
 
 
 def test_each_container_gets_the_secrets_that_its_process_needs():
     """A retriever ended for the lack of a key that was in the shell, and was started again for ever."""
     found = services("compose.yaml")
-    known_as = {"retriever": "retriever", "learner": "learner", "rollout": "rollout", "page": "dashboard"}
+    known_as = {name: name for name in ("retriever", "learner", "rollout", "evaluator")} | {"page": "dashboard"}
     for name, process in known_as.items():
         needed = {secret for secret, users in fleet._SECRETS.items() if process in users}
         assert {*found[name]["environment"]} - {"HF_TOKEN"} == needed, name
