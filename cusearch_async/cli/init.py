@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.cli.parts.arguments import parsed
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import LearnerConfig, shipped_configs, with_overrides
@@ -90,6 +91,8 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     answers = {asked.option: getattr(arguments, asked.option) or _ask(asked) for asked in ASKED}
     try:
         text = written(base, path.stem, answers, gpus)
+        if arguments.gpus:
+            text = with_value(text, "run", "gpu_gib", gib)
         values, content = tomllib.loads(text), text.encode()
     except ValueError as error:
         raise ConfigError(f"an answer holds what cannot be written: {first_line(error)}") from error
@@ -162,7 +165,7 @@ def _without(text: str, key: str) -> str:
     return re.sub(rf"^(#.*\n)*{key} = .*\n", "", text, flags=re.MULTILINE)
 
 
-def with_value(text: str, section: str, key: str, value: str | int | list[str] | list[int]) -> str:
+def with_value(text: str, section: str, key: str, value: str | float | list[str] | list[int]) -> str:
     """TOML with a key of a section set, in the line where it stands, or in a new one at the end of the section."""
     line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
     found = re.search(rf"^\[{re.escape(section)}\]\n((?:(?!\[).*\n)*)", text, re.MULTILINE)
@@ -191,8 +194,8 @@ def _remarks(answers: dict[str, str]) -> Iterator[str]:
 
 def _next(base: str, path: Path, answers: dict[str, str]) -> Iterator[str]:
     config, passages = shlex.quote(str(path)), answers["passages"]
-    if answers["data"]:
-        yield f"cusearch data check {shlex.join(map(at_home, as_list(answers['data'])))} --config {config}"
+    if files := [name for name in as_list(answers["data"]) if name and name not in WORLDS]:
+        yield f"cusearch data check {shlex.join(map(at_home, files))} --config {config}"
     if "://" in passages:
         yield f"start your server at {passages}"
     elif passages and passages not in EMBEDDED:

@@ -78,11 +78,16 @@ def test_of_several_gpus_each_process_has_one_alone(base, gpus, held_out, tmp_pa
     assert "fixed size" not in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("given", "base"), [("8x80", "80gb"), ("2x40", "24gb"), ("8x48", "48gb"), ("1x24", "24gb")])
+@pytest.mark.parametrize(
+    ("given", "base"),
+    [("8x80", "80gb"), ("2x40", "24gb"), ("8x48", "48gb"), ("1x24", "24gb"), ("4x16", "24gb"), ("8x141", "80gb")],
+)
 def test_a_config_may_be_for_the_gpus_of_another_machine(tmp_path, cusearch, without_gpu, given, base):
     status, printed = cusearch("init", "mine.toml", "--gpus", given)
     assert (status, f"based on the shipped config one-gpu-{base}" in printed) == (0, True), printed
-    assert load_config(tmp_path / "mine.toml").learner.gpus == (int(given[0]) - 1,)
+    config = load_config(tmp_path / "mine.toml")
+    assert config.learner.gpus == (int(given[0]) - 1,)
+    assert config.run.gpu_gib == float(given[2:]), "check takes the base's for the size of those cards"
     assert "cusearch warmstart" not in printed
 
 
@@ -118,6 +123,12 @@ def test_several_files_of_questions_are_a_list_and_an_address_is_no_file(tmp_pat
     assert "--data: b.jsonl does not exist yet" in printed
     assert "--passages: localhost:8000 is taken for a file; the URL of a server begins with http://" in printed
     assert "  cusearch data check a.jsonl b.jsonl --config mine.toml" in printed
+
+
+@pytest.mark.parametrize(("data", "checked"), [("atlas,t.jsonl", "t.jsonl"), ("atlas-prose", None)])
+def test_embedded_questions_are_not_checked_as_files(cusearch, without_gpu, data, checked):
+    _, printed = cusearch("init", "mine.toml", "--data", data)
+    assert re.findall(r"data check (.*) --config", printed) == ([checked] if checked else [])
 
 
 def init_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
