@@ -212,9 +212,7 @@ FAMILIES = (
             Metric("time/publish_s", "s", "stopped for publishing the weights"),
             Metric("time/lent_s", "s", "of the update: until the weights before are written"),
             Metric(
-                "time/publishing_s",
-                "s",
-                "from commit to announcement of the newest version, concurrently with the next update",
+                "time/publishing_s", "s", "writing and announcing the newest version, concurrently with the next update"
             ),
             Metric("time/checkpoint_s", "s", "stopped for a checkpoint before the step"),
             Metric("time/step_s", "s", "wait, update, publish and checkpoint together"),

@@ -186,8 +186,10 @@ async def explain(buffer: LearnerBuffer, error: Exception) -> Exception:
     if isinstance(error, WriteFailed):
         try:
             await buffer.checkpoint(0)
-        except CusearchError as fenced:
+        except Fenced as fenced:
             error = fenced
+        except CusearchError as unknown:  # the same full disk may have ended Redis
+            log.warning("whether another learner has taken over cannot be asked: %s", unknown)
     if not isinstance(error, Fenced):
         return error
     deadline = time.monotonic() + BEAT_S  # by then the successor has reported itself

@@ -12,7 +12,7 @@ import pytest
 
 from cusearch_async.algorithm.methods.sdga import SdgaMemory
 from cusearch_async.config import load_config
-from cusearch_async.errors import Fenced, NonFiniteUpdate, NothingLearned, WriteFailed
+from cusearch_async.errors import BufferLost, BufferUnavailable, Fenced, NonFiniteUpdate, NothingLearned, WriteFailed
 from cusearch_async.lifecycle.gpu_share import gpu_lock
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training import watchdog
@@ -21,6 +21,7 @@ from cusearch_async.training.checkpoint import Checkpoints, state_at
 from cusearch_async.training.heartbeat import Heartbeat
 from cusearch_async.training.loop import train
 from cusearch_async.training.selector import candidates_of, initial_method_state, method_state, select
+from cusearch_async.training.takeover import explain
 from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
@@ -397,3 +398,14 @@ async def test_a_trapped_phase_is_warned_about_in_its_step(setting, caplog):
     assert "step 0: the phase is trapped: depth 1 alone fills the budget" in caplog.text
     assert "method.phase_reserve" in caplog.text
     assert read_metrics(s.config.folder / "metrics.jsonl")[0]["selection/phase_trapped"] == 1
+
+
+@pytest.mark.parametrize("of_redis", [BufferUnavailable("it is down"), BufferLost("a part is gone")], ids=repr)
+async def test_a_write_that_failed_is_told_as_that_where_redis_cannot_be_asked(of_redis):
+    """A full disk ends Redis, too, and the run was told to have ended for the lack of one."""
+
+    async def checkpoint(step):
+        raise of_redis
+
+    failed = WriteFailed("cannot write it: No space left on device")
+    assert await explain(SimpleNamespace(checkpoint=checkpoint), failed) is failed
