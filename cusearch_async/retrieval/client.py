@@ -80,6 +80,8 @@ class SearchClient:
         self._retrying: set[object] = set()
         """Searches whose last attempt failed; without any, the retriever does not count as down."""
         self._down_since: float | None = None
+        self._failed_s = 0.0
+        """Of the same outage: how long it lasted before, whenever the last search that was tried again was given up."""
         self._answered_at = 0.0
         self._last_failure = ""
         """Why the last attempt failed, and how long the client retries; empty after an answered search."""
@@ -184,7 +186,7 @@ class SearchClient:
         finally:
             self._retrying.discard(this)
             if not self._retrying:
-                self._is_up()
+                self._rest()
 
     def _note_failure(self, error: Exception, query: Query, since: float, outage_s: float) -> None:
         """Record a failed attempt. Raises: RetrievalUnavailable or SearchRefused when it has failed for too long."""
@@ -195,7 +197,7 @@ class SearchClient:
         self._down_since = self._down_since or time.monotonic()
         self._last_failure = f"{_describe(error)}; waiting up to {outage_s:g} s"
         is_late = time.monotonic() - since > outage_s * (_BUSY if is_busy else 1)
-        if self.down_s + self._pause_s > outage_s or (is_late and self._answered_at < since):
+        if self._failed_s + self.down_s + self._pause_s > outage_s or (is_late and self._answered_at < since):
             down = f"has given no valid answer for {outage_s:g} s ({_describe(error)})"
             remedy = "start it (`cusearch worker retriever CONFIG`), or fix retriever.url"
             raise RetrievalUnavailable(f"the retriever at {self._settings.url} {down}; {remedy}") from error
@@ -205,9 +207,13 @@ class SearchClient:
 
     def _note_answer(self) -> None:
         self._answered_at = time.monotonic()
-        self._is_up()
+        self._rest()
+        self._failed_s = 0.0
 
-    def _is_up(self) -> None:
+    def _rest(self) -> None:
+        """No search is tried again: whether the retriever is down is not known, and time in which nobody asks is no
+        outage."""
+        self._failed_s += self.down_s
         self._failed_in_a_row, self._down_since, self._last_failure = 0, None, ""
 
     @property

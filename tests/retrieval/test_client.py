@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -305,6 +306,32 @@ async def test_a_search_that_is_cancelled_leaves_no_retriever_down():
         assert (client.down_s, client._last_failure, client._failed_in_a_row) == (0.0, "", 0)
         await asyncio.sleep(0.7)
         assert await client.search("q", 0, QUESTION, 0) == ["Lima"], "no outage of 0.6 s"
+
+
+async def give_up(client, count: int) -> None:
+    """Searches that are cancelled after 0.3 s, as by the end of their episodes' time."""
+    for number in range(count):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await client.search(f"q{number}", number, QUESTION, 0)
+
+
+async def test_searches_that_are_given_up_one_after_the_other_do_not_hide_an_outage():
+    """Each began another outage, which none outlived: the retriever was never named."""
+    async with client_of(Service(says("down", 500)), outage_s=0.6) as client:
+        with pytest.raises(RetrievalUnavailable, match="has given no valid answer"):
+            await give_up(client, 10)
+
+
+async def test_an_answer_ends_the_outage_of_searches_that_were_given_up():
+    down = says("down", 500)
+    service = Service(down)
+    async with client_of(service, outage_s=0.6) as client:
+        await give_up(client, 1)
+        service._answers = (finds("Lima"),)
+        assert await client.search("q", 0, QUESTION, 0) == ["Lima"]
+        service._answers = (down,)
+        await give_up(client, 1)
 
 
 async def test_a_search_that_is_never_answered_while_others_are_is_refused_by_itself():
