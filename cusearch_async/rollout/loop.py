@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -99,7 +99,7 @@ class RolloutLoop:
         self._change = asyncio.Event()
         """Wakes admission: an episode has ended, there is news, or the worker stops."""
         self._may_grant = True
-        """False after the run had fewer tickets than there was room for, until there is news."""
+        """False after the run had fewer tickets than there was room for, until there is news, or for IDLE_S."""
         self._finish = finish or Finish(config.run.steps)
         self.has_finished = False
         """Whether the worker ended because the run is finished."""
@@ -154,6 +154,22 @@ class RolloutLoop:
             else:
                 await self._buffer.wait_for_news(IDLE_S)
 
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        """Ask for tickets every IDLE_S, as `_follow_run` does otherwise: a load may be a download of minutes."""
+
+        async def ask() -> None:
+            while True:
+                await asyncio.sleep(IDLE_S)
+                self._may_grant = True
+                self._change.set()
+
+        asking = asyncio.create_task(ask())
+        try:
+            yield
+        finally:
+            await end_tasks([asking])
+
     async def _wake_at(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._change.set()
@@ -169,7 +185,9 @@ class RolloutLoop:
         elif state.weights and state.weights != self._engine.loaded:
             check = activity.weight_loads % self._config.rollout.canary_every == 0
             started, before = time.monotonic(), self._engine.version
-            if await self._loader.load(state.weights, check, idle=not self._episodes):
+            async with self._asking():
+                is_loaded = await self._loader.load(state.weights, check, idle=not self._episodes)
+            if is_loaded:
                 activity.weight_loads += 1
                 activity.weight_load_s += time.monotonic() - started
                 log.info("loaded weights %s", state.weights)

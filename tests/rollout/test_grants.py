@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,36 @@ class RefusedAtFirst(HeldRunner):
             raise SearchRefused("it is refused (422)")
         await asyncio.sleep(1)
         return make_trajectory(ticket, rollout)
+
+
+class SlowToLoad(FakeEngine):
+    """From the second version on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go, self.is_loading = asyncio.Event(), False
+
+    async def load(self, store, name, check):
+        if self.loaded:
+            self.is_loading = True
+            await self.go.wait()
+        await super().load(store, name, check)
+
+
+async def test_a_ticket_that_is_requeued_while_weights_are_loaded_is_taken(make_loop):
+    """A load may be a download of minutes, and the learner may wait for that very ticket."""
+    run, engine, runner = MemoryRun(), SlowToLoad(), HeldRunner()
+    buffer, other = (MemoryBuffer(run, make_limits(max_staleness=1)) for _ in range(2))
+    loop = make_loop(buffer, runner, "--rollout.max_episodes", "64", engine=engine)
+    await start(buffer)
+    await other.admit("other", 0, 2)
+    async with running(loop):
+        await until(lambda: len(runner.running) == 14)
+        run.state = replace(run.state, weights="v000000-e1-2")
+        await until(lambda: engine.is_loading)
+        await other.release("other", [0], failed=False)
+        await until(lambda: (0, 0) in runner.running)
+        engine.go.set()
 
 
 async def test_a_round_in_which_every_episode_fails_is_one_failed_attempt(make_loop):
