@@ -245,7 +245,10 @@ class Config(Section):
                 "eval.in_order",
                 (self.eval.every > 0, "eval.every of 1 or more"),
                 (self.eval.every % step == 0, f"eval.every to be a multiple of learner.publish_every ({step})"),
-                (self.weights.transport != "http", "weights.transport = 'folder': the weights outlive the learner"),
+                (
+                    self.weights.transport != "http",
+                    "weights.transport = 'folder' or 'object': the weights outlive the learner",
+                ),
             )
         for name, gpus, least, why in (
             ("learner.gpus", self.learner.gpus, self.learner.ranks_per_node, "one for each rank on a node"),

@@ -146,6 +146,7 @@ class Evaluator:
             log.warning("%s; version %d is looked for again in %g s", error, version, LOOK_AGAIN_S)
             self._next_look = time.monotonic() + LOOK_AGAIN_S
             return None
+        self._gone_since = None
         if weights is None:
             self._leave_out(version, "its weights are no longer there")
             return None

@@ -249,7 +249,7 @@ def test_derived_numbers(write):
         ("weights.transport = 'http'", "weights.transport is 'http', which needs weights.url, like http://"),
         (
             "weights = {transport = 'http', url = 'http://h:1'}\neval = {in_order = true, every = 1}",
-            "eval.in_order needs weights.transport = 'folder': the weights outlive the learner",
+            "eval.in_order needs weights.transport = 'folder' or 'object': the weights outlive the learner",
         ),
         ("learner = {compile = true, zero_stage = 3}", "learner.compile needs learner.zero_stage at most 2, got 3"),
         ("learner = {compile = true, lora.rank = 8}", "learner.compile needs learner.lora.rank = 0, got 8"),
