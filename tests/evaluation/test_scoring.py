@@ -271,10 +271,14 @@ def test_an_evaluator_on_a_full_disk_ends_with_one_line(tmp_path):
 
 
 class FakeRunner:
+    def __init__(self) -> None:
+        self.temperatures: set[float] = set()
+
     def check(self, questions):
         pass
 
     async def run(self, question, ticket, rollout, worker, temperature):
+        self.temperatures.add(temperature)
         return make_trajectory(ticket, rollout)
 
 
@@ -285,7 +289,9 @@ async def test_a_version_whose_search_is_refused_is_not_scored_and_the_next_one_
 
     assert await score_all(Refused(), QUESTIONS, 7, 2) is None
     assert re.search(r"version 7 is not scored: question nq/\d failed 3 times: the retriever refuses", caplog.text)
-    assert len(await score_all(FakeRunner(), QUESTIONS, 8, 2)) == len(QUESTIONS)
+    runner = FakeRunner()
+    assert len(await score_all(runner, QUESTIONS, 8, 2)) == len(QUESTIONS)
+    assert runner.temperatures == {0.0}, "greedy"
 
 
 class Failing:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ContractMismatch, RetrievalUnavailable
 from cusearch_async.models import load_tokenizer, vocab_size
 from cusearch_async.processes.start import worker_name
@@ -114,6 +115,20 @@ def test_an_engine_for_which_no_player_can_be_made_is_closed(scene, monkeypatch)
     ):
         pass
     assert scene.events == [STARTED, CLOSED]
+
+
+def test_episodes_have_the_seed_and_the_template_of_the_config(scene, atlas_config, monkeypatch):
+    """As the checks before the run, and as other processes of it."""
+    words = ["--run.seed", "7", "--model.chat_template", "{enable_thinking = false}", "--episode.temperature", "0.7"]
+    config, made = load_config(atlas_config, words), []
+    monkeypatch.setattr(scene.engines, "AgentRunner", lambda *arguments: made.append(arguments))
+    location = config.model.location
+    with scene.engines.open_runner(config, location, load_tokenizer(location), scene):
+        pass
+    ((_, _, _, episode, seed, template, _),) = made
+    assert (episode.temperature, seed) == (0.7, 7)
+    assert template == config.model.template_arguments
+    assert "enable_thinking" in str(template)
 
 
 @pytest.mark.parametrize("depth", [0, 5])

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cusearch_async.atlas.simulator import Simulator
-from cusearch_async.config import ZeroSearchConfig
+from cusearch_async.config import ZeroSearchConfig, load_config
 from cusearch_async.errors import SearchFailed
+from cusearch_async.processes.retriever import make_backend
 from cusearch_async.retrieval.backend import Context, Query
 from cusearch_async.retrieval.protocol import MAX_ANSWER_BYTES
 from cusearch_async.retrieval.server import Retriever
@@ -320,3 +321,14 @@ async def test_the_stand_in_refuses_what_is_no_search(body):
     async with simulator as client, client.post("/v1/chat/completions", data=body) as response:
         assert response.status == 400
         assert (await response.json())["error"]["message"]
+
+
+async def test_the_retriever_of_a_run_has_its_seed_and_its_steps(atlas_config):
+    given = {"retriever.backend": "zerosearch", "run.steps": "10", "run.seed": "3"}
+    given |= {"retriever.zerosearch.p_start": "0", "retriever.zerosearch.p_end": "1"}
+    config = load_config(atlas_config, [word for key, value in given.items() for word in (f"--{key}", value)])
+    made, wanted = make_backend(config), ZeroSearch(config.retriever.zerosearch, 10, 3)
+    queries = [(Query("q", seed, None), step) for seed in range(40) for step in range(11)]
+    assert [made.is_noisy(*one) for one in queries] == [wanted.is_noisy(*one) for one in queries]
+    other = ZeroSearch(config.retriever.zerosearch, 10, 4)
+    assert [made.is_noisy(*one) for one in queries] != [other.is_noisy(*one) for one in queries]

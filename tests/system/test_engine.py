@@ -36,9 +36,9 @@ STOPS = SearchEnvironment.stops
 QUESTION = "What is the currency of the country of Pinsk?"
 
 
-def logprobs_of(model: Any, token_ids: list[int]) -> list[float]:
+def logprobs_of(model: Any, token_ids: list[int], temperature: float = 1.0) -> list[float]:
     with torch.no_grad():
-        log_all = torch.log_softmax(model(torch.tensor([token_ids])).logits[0].float(), -1)
+        log_all = torch.log_softmax(model(torch.tensor([token_ids])).logits[0].float() / temperature, -1)
     return [float(log_all[i, token]) for i, token in enumerate(token_ids[1:])]
 
 
@@ -200,6 +200,7 @@ def test_an_engine_that_hangs_is_ended_and_whoever_waits_for_it_is_told(atlas_co
     async def body(engine, text):
         process = engine_process()
         await engine.generate(text, 8, 1.0, 1, STOPS)  # which takes long on a busy machine
+        assert engine._stall_s == 3600, "the config's"
         engine._stall_s = 2.0
         turns = [asyncio.create_task(engine.generate(text, 800, 1.0, seed, STOPS)) for seed in range(3)]
         async with asyncio.timeout(60 * SLOW):
@@ -211,7 +212,7 @@ def test_an_engine_that_hangs_is_ended_and_whoever_waits_for_it_is_told(atlas_co
         assert [str(end) for end in ends] == [said] * 3
         assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
-    with_engine(atlas_config, tmp_path, small_model(False, 0), body)
+    with_engine(atlas_config, tmp_path, small_model(False, 0), body, "--run.stall_s", "3600")
 
 
 def test_an_engine_that_hangs_while_it_loads_weights_is_ended(atlas_config, tmp_path):

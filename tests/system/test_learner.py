@@ -199,12 +199,20 @@ def test_the_update_does_not_depend_on_how_the_batch_is_divided(tmp_path, plain,
         assert divided_report[name] == pytest.approx(report[name], rel=2e-3, abs=1e-5), name
 
 
-@pytest.mark.parametrize(("minibatch", "checkpointing", "passes"), [(10, "false", 1), (10, "true", 2), (5, "true", 5)])
-def test_each_layer_is_computed_as_often_as_it_must_be(tmp_path, plain, minibatch, checkpointing, passes):
+@pytest.mark.parametrize(
+    ("minibatch", "checkpointing", "proximal", "passes"),
+    [
+        (10, "false", "recomputed", 1),
+        (10, "true", "recomputed", 2),
+        (5, "true", "recomputed", 5),
+        (5, "false", "loglinear", 2),
+    ],
+)
+def test_each_layer_is_computed_as_often_as_it_must_be(tmp_path, plain, minibatch, checkpointing, proximal, passes):
     """For each mini-batch once for π_θ, and with gradient checkpointing once more in the backward pass; for each but
-    the first once for π_prox."""
+    the first once for π_prox, if that is recomputed."""
     settings = ("--loss.minibatch", str(minibatch), "--method.budget", "10", "--loss.kl_coef", "0", *VARLEN)
-    settings += ("--learner.gradient_checkpointing", checkpointing)
+    settings += ("--learner.gradient_checkpointing", checkpointing, "--loss.proximal", proximal)
     train(tmp_path, "learner", "--to-step", "1", settings=settings)
     assert json.loads((tmp_path / "forwards-learner.json").read_text()) == [passes] * 4
 
@@ -249,7 +257,7 @@ def test_ranks_with_different_numbers_of_pieces_of_logits_agree_under_zero_3(tmp
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [
-        (1, ("--loss.entropy_coef", "0.5", "--loss.minibatch", "18")),
+        (1, ("--loss.entropy_coef", "0.5", "--loss.minibatch", "18", "--episode.temperature", "0.7")),
         pytest.param(1, ("--loss.minibatch", "18"), marks=pytest.mark.slow),
         (1, ("--loss.minibatch", "18", "--learner.micro_batch_tokens", "100", "--learner.packing", "true")),
         (2, ("--loss.minibatch", "18", "--learner.zero_stage", "3", "--learner.micro_batch_tokens", "100")),
@@ -266,6 +274,7 @@ def test_the_gradient_is_that_of_every_single_trajectory_by_itself(tmp_path, ran
     shared = ("--method.budget", "18", "--loss.kl_coef", "0")
     train(tmp_path, "learner", "--to-step", "1", "--copies", ranks=ranks, settings=(*shared, *settings))
     entropy_coef = 0.5 if "--loss.entropy_coef" in settings else 0.0
+    temperature = 0.7 if "--episode.temperature" in settings else 1.0
     model = load_causal_lm(str(STARTER), "float32").double().eval()
     selected, advantages = with_copies(*fixed_trajectories())
     total = sum(len(t.logprobs) for t in selected)
@@ -273,7 +282,7 @@ def test_the_gradient_is_that_of_every_single_trajectory_by_itself(tmp_path, ran
     assert len(of_rows) == len(selected) + 2
     for row, advantage in of_rows:
         ids = torch.tensor(row.token_ids[None].astype(np.int64))
-        log_all = torch.log_softmax(model(ids).logits[0, :-1], -1)
+        log_all = torch.log_softmax(model(ids).logits[0, :-1] / temperature, -1)
         sampled = torch.tensor(row.sampled[1:])
         chosen = log_all.gather(-1, ids[0, 1:, None]).squeeze(-1)[sampled]
         entropy = -(log_all.exp() * log_all).sum(-1)[sampled]
