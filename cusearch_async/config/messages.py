@@ -31,6 +31,7 @@ def explain(problem: Any) -> str:
     """One line with key, value and what would be right; for the settings of a method or environment one line each."""
     *parents, last = problem["loc"] or ("",)
     path = [*parents, last] if isinstance(last, str) else parents  # an item of a list is named by its value
+    path = [part for part in path if part != "[key]"]
     key, context = ".".join(map(str, path)), problem.get("ctx", {})
     message = problem["msg"].removeprefix("Value error, ")
     given = f", got {problem['input']!r}"

@@ -48,7 +48,7 @@ def load_config(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> 
         _lay_over(values, found)
     _override(values, overrides)
     for home, name in homes:
-        if values["run"]["folder"] is home and values["run"].get("name") != name:
+        if values["run"].get("folder") is home and values["run"].get("name") != name:
             del values["run"]["folder"]  # another run, for which no folder is given
     return _checked(values)
 

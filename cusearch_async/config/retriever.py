@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import date, time
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from cusearch_async.config.section import DEVICE, Folder, Free, Location, Section, Shared, asked_url, service_url
 
@@ -100,7 +101,7 @@ class ZeroSearchConfig(Section):
 class WebConfig(Section):
     """The `serper` and `serpapi` backends; the key comes from SERPER_API_KEY or SERPAPI_API_KEY."""
 
-    url: Free[Annotated[str, _WEB_URL] | None] = None
+    url: Shared[Annotated[str, _WEB_URL] | None] = None
     """Search endpoint; None: the service's own."""
     per_second: Free[float] = Field(5.0, gt=0)
     """Maximum number of requests per second."""
@@ -125,6 +126,15 @@ EMBEDDED = ("atlas", "atlas-prose")
 """Corpora that come with the package."""
 
 
+def _refuse_dates(options: Any) -> Any:
+    """A saved config has them as texts: the code that they are for would be given one or the other."""
+    if isinstance(options, date | time):
+        raise ValueError(f"must not hold a date or a time, got {options}; write it as a text")
+    for inner in options.values() if isinstance(options, dict) else options if isinstance(options, list) else ():
+        _refuse_dates(inner)
+    return options
+
+
 MAX_TOPK = 100
 """Documents per search."""
 
@@ -135,7 +145,7 @@ class RetrieverConfig(Section):
     backend: Shared[str] = "bm25"
     """Search engine: a local index (bm25, dense), a language model that simulates one (zerosearch), the web (serper,
     serpapi), or your own, as package.module:Name."""
-    options: Shared[dict[str, Any]] = Field({})
+    options: Shared[Annotated[dict[str, Any], AfterValidator(_refuse_dates)]] = Field({})
     """Keyword arguments of your own backend."""
     corpus: Shared[Location] = "atlas"
     """bm25 and dense: `atlas`, `atlas-prose`, or a file of {"id", "contents"} lines, or a .tsv like DPR's."""

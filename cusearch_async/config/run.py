@@ -68,10 +68,12 @@ class ModelConfig(Section):
     uses_chat_template: Shared[bool] = True
     """Whether prompts are put into the tokenizer's chat template, if it has one."""
 
-    @field_validator("chat_template")
+    @field_validator("chat_template", mode="before")
     @classmethod
-    def _are_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        for name in arguments:
+    def _are_arguments(cls, arguments: Any) -> Any:
+        for name, value in arguments.items() if isinstance(arguments, dict) else ():
+            if not isinstance(value, bool | int | float | str):
+                raise ValueError(f"chat_template.{name} must be a text, a number, true or false, got {value!r}")
             if name in ("messages", "conversation", "tokenize", "add_generation_prompt"):
                 raise ValueError(f"chat_template.{name} is set by the run; remove it")
         return arguments

@@ -87,7 +87,13 @@ Location = Annotated[str, AfterValidator(at_home)]
 
 
 class Section(Settings):
-    model_config = ConfigDict(extra="forbid", validate_default=True, coerce_numbers_to_str=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        validate_default=True,
+        coerce_numbers_to_str=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # in tables of other libraries' options
+    )
 
 
 _SECRET = re.compile(r"(?:.*[_-])?(?:pass(?:word|wd)?|token|secret|auth|api_?key|key)", re.IGNORECASE)
@@ -184,6 +190,9 @@ class Extensible(Section):
         """Leave out the own settings of all other methods or environments."""
         excluded = {"exclude_none": info.exclude_none, "exclude_defaults": info.exclude_defaults}
         own: dict[str, Any] = self.own.model_dump(mode=info.mode, **excluded)
+        if info.exclude_none:  # read back without the key, one whose default is another value would have that
+            kept = (name for name, field in type(self.own).model_fields.items() if field.get_default() is not None)
+            own |= {name: "none" for name in kept if getattr(self.own, name) is None}
         shared = {name: value for name, value in handler(self).items() if name not in self.registered()}
         return shared | own
 

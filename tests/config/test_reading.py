@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.config import load_config, save_config
+from cusearch_async.config import as_toml, load_config, of_toml, save_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.entry import split_overrides
 from cusearch_async.run.folder import mark
@@ -86,6 +86,7 @@ from cusearch_async.environments.search import SearchEnvironment, SearchSettings
 class Knobs(MethodSettings):
     phase_reserve: float = 0.25
     knob: int = 3
+    step: float | None = 0.5
 
 
 class Mine(GrpoFull):
@@ -121,6 +122,55 @@ def test_defaults_of_custom_settings_win_over_those_of_the_same_name_and_survive
     for read in (config, load_config(tmp_path / "saved.toml")):
         assert (read.method.own.phase_reserve, read.method.own.knob) == (0.25, 3)
         assert (read.environment["w"].own.format_weight, read.environment["w"].own.patience) == (0.5, 2)
+
+
+@pytest.mark.usefixtures("own_module")
+def test_an_own_setting_that_is_switched_off_stays_off_in_a_saved_config(write):
+    """Processes that launch started had its default."""
+    config = load_config(write(OWN_NAMES), ["--method.step", "none"])
+    again = of_toml(as_toml(config))
+    assert (config.method.own.step, again.method.own.step) == (None, None)
+    assert again.method.own == config.method.own
+
+
+@pytest.mark.parametrize(
+    "key", ["retriever.options.limit", "rollout.vllm.limit", "learner.deepspeed.zero_optimization.limit"]
+)
+def test_infinity_in_a_table_of_others_options_survives_a_file(write, key):
+    """It could not be written."""
+    config = load_config(write(""), [f"--{key}", "inf"])
+    assert of_toml(as_toml(config)) == config
+    assert "limit = inf" in as_toml(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "model.chat_template.x = [1]",
+            "model.chat_template: chat_template.x must be a text, .* true or false, got [1]",
+        ),
+        (
+            "eval = {every = 10, gpus = [7]}\nrollout.vllm.tensor_parallel_size = 2",
+            "eval.gpus [7] must name at least 2: rollout.vllm.tensor_parallel_size",
+        ),
+        ("eval.gpus = [6, 6]", "eval.gpus [6, 6] names a GPU twice"),
+        ("retriever.options.t = [2024-01-01]", "retriever.options: must not hold a date or a time, got 2024-01-01; .*"),
+    ],
+)
+def test_what_a_run_could_not_use_is_named(write, text, message):
+    assert re.fullmatch(pattern_of(message), error_of(write(text)))
+
+
+def test_the_saved_configs_of_one_run_may_be_given_together_for_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_config(Path("atlas"), ["--run.folder", "demo"])
+    mark(config.folder, config.run.name)
+    for name in ("config.toml", "launch.toml"):
+        save_config(config, config.folder / name)
+    monkeypatch.chdir(config.folder)
+    for names in (["config.toml", "launch.toml"], ["config.toml"] * 2):
+        assert load_config([Path(name) for name in names], ["--run.name", "x"]).folder == Path("runs/x")
 
 
 @pytest.mark.usefixtures("own_module")

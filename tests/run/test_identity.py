@@ -73,6 +73,7 @@ CHANGES = {
     "method.phase_reserve": "0.25",
     "method.mixed_groups_only": "true",
     "retriever.backend": "dense",
+    "retriever.web.url": "http://127.0.0.1:1/search",
     "retriever.bm25.tokenizer": "tests.retrieval.tokenizers:letters",
     "retriever.topk": "3",
     "retriever.distractors": "1",
