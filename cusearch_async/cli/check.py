@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from cusearch_async.cli.parts.arguments import add_config, parsed
+from cusearch_async.cli.parts.arguments import add_config, parsed, refuse_settings_of_nothing
 from cusearch_async.cli.preflight import gpus, machine, memory, options, sizing, sources, workload
 from cusearch_async.cli.preflight.finding import Finding, table
 from cusearch_async.cli.preflight.gpus import Device, device_of
@@ -34,9 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    if overrides and not arguments.config:
-        name = overrides[0]
-        raise ConfigError(f"{name} is a setting of a config; name one: `cusearch check CONFIG {name} …`")
+    refuse_settings_of_nothing(arguments, overrides)
     console = Console()
     if arguments.config:
         config = load_config(arguments.config, overrides)
@@ -69,6 +67,7 @@ def check(config: Config, shape: ModelShape | None, device: Device | None) -> It
     yield from options.unused(config)
     yield from options.patience(config)
     yield from options.vllm_options(config)
+    yield from options.batched_tokens(config, on_cpu=device is None)
     yield machine.open_files(config)
     yield from sources.files(config, tokenizer)
     yield from sources.own_code(config)

@@ -398,7 +398,8 @@ def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]
     refuse_unknown("rollout.vllm", extra, known, f"vLLM {vllm.__version__}")
     if is_cpu:
         options["enable_chunked_prefill"] = False  # seeded requests: "CPU Generator does not use offset"
-        options.setdefault("max_num_batched_tokens", max(config.episode.max_tokens, CPU_BATCH_TOKENS))
+        most = max(config.episode.max_tokens, config.rollout.max_num_seqs, CPU_BATCH_TOKENS)
+        options.setdefault("max_num_batched_tokens", most)
         options["scheduler_cls"] = GATHERING
     rank = config.learner.lora.rank
     if not rank:

@@ -11,6 +11,8 @@ from cusearch_async.cli.preflight import options
 from cusearch_async.config import load_config
 from tests.cli.test_check import BASE
 
+BATCHED = ("--rollout.vllm.max_num_batched_tokens",)
+
 
 def test_settings_of_another_environment_are_named(atlas_config):
     assert not [*options.unused(load_config(atlas_config))]
@@ -33,6 +35,26 @@ def test_those_that_it_has_and_those_that_nobody_knows_are_none(monkeypatch):
     assert not [*options.vllm_options(load_config(BASE, ["--rollout.vllm.max_logprobs", "3"]))]
     monkeypatch.setattr(options, "find_spec", lambda _: None)
     assert not [*options.vllm_options(load_config(BASE, ["--rollout.vllm.gpu_mem", "0.5"]))]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "on_cpu", "least"),
+    [
+        ([*BATCHED, "1015"], True, 1016),
+        ([*BATCHED, "1016"], True, None),
+        ([*BATCHED, "1015"], False, None),
+        ([*BATCHED, "1015", "--rollout.vllm.enable_chunked_prefill", "false"], False, 1016),
+        ([*BATCHED, "200", "--rollout.max_num_seqs", "201"], False, 201),
+        ([], True, None),
+    ],
+)
+def test_batches_for_which_vllm_would_not_start_are_an_error(atlas_config, overrides, on_cpu, least):
+    """All else had started, and workers ended for a setting of vLLM's that is none here."""
+    config = load_config(atlas_config, overrides)
+    assert config.episode.max_tokens == 1016
+    found = [*options.batched_tokens(config, on_cpu)]
+    assert [finding.status for finding in found] == ["error"] * (least is not None)
+    assert all(f"must be at least {least}: " in finding.text for finding in found)
 
 
 @pytest.mark.system

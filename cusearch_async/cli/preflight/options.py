@@ -42,6 +42,19 @@ def vllm_options(config: Config) -> Iterator[Finding]:
         yield Finding("error", "rollout.vllm", str(error))
 
 
+def batched_tokens(config: Config, on_cpu: bool) -> Iterator[Finding]:
+    """vLLM starts only if a batch has room for a token of each request, and for a whole episode where prompts are not
+    chunked, as on a CPU."""
+    vllm, longest = config.rollout.vllm, config.episode.max_tokens
+    is_whole = on_cpu or vllm.enable_chunked_prefill is False
+    least = max(config.rollout.max_num_seqs, longest if is_whole else 0)
+    if vllm.max_num_batched_tokens is not None and vllm.max_num_batched_tokens < least:
+        why = f"rollout.max_num_seqs is {config.rollout.max_num_seqs}"
+        why += f", the longest episode has {longest} tokens, and prompts are not chunked" if is_whole else ""
+        text = f"{vllm.max_num_batched_tokens} must be at least {least}: {why}"
+        yield Finding("error", "rollout.vllm.max_num_batched_tokens", text)
+
+
 def engine_options() -> set[str]:
     """The fields of AsyncEngineArgs, from its source: to import it takes seconds. Empty where it is not found."""
     package = find_spec("vllm")
