@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from cusearch_async.cli.parts.arguments import add_config
+from cusearch_async.cli.parts.arguments import add_config, refuse_settings_of_nothing
 from cusearch_async.config import Config, Extensible, load_config, scope_in, section_of
 
 WIDTH = 120
@@ -25,6 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    refuse_settings_of_nothing(arguments, overrides)
     if arguments.schema:
         print(json.dumps(schema(), indent=1, ensure_ascii=False))
         return
@@ -78,4 +80,6 @@ def _keys(model: type[BaseModel], values: BaseModel | None) -> Iterator[tuple[st
 
 def _shown(value: Any) -> str:
     """The value as TOML writes it."""
-    return "none" if value is None else json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+    if value is None or value == math.inf:
+        return "none" if value is None else "inf"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.cli.parts.arguments import add_trust
+from cusearch_async.cli.parts.arguments import add_trust, refuse_settings_of_nothing
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import Config, load_config
 from cusearch_async.data.checking import Checked, asked_in, known_of, overlap, read_all, warnings_of
@@ -55,6 +55,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console = Console()
+    refuse_settings_of_nothing(arguments, overrides)
     frame = frame_of(arguments.config, overrides)
     against = arguments.against or ()
     compared = [

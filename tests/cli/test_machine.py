@@ -71,7 +71,7 @@ def test_an_error_is_status_1(offline, monkeypatch):
 
 
 def test_a_setting_needs_a_config():
-    with pytest.raises(ConfigError, match=r"--learner\.lr is a setting of a config; name one: `cusearch check CONFIG"):
+    with pytest.raises(ConfigError, match=r"--learner\.lr is a setting of a config, and none is named"):
         run(overrides=("--learner.lr", "1"))
 
 

@@ -308,11 +308,14 @@ async def test_a_search_that_is_cancelled_leaves_no_retriever_down():
         assert await client.search("q", 0, QUESTION, 0) == ["Lima"], "no outage of 0.6 s"
 
 
+GIVEN_UP_S = 0.3
+
+
 async def give_up(client, count: int) -> None:
-    """Searches that are cancelled after 0.3 s, as by the end of their episodes' time."""
+    """Searches that are cancelled after GIVEN_UP_S, as by the end of their episodes' time."""
     for number in range(count):
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.3):
+            async with asyncio.timeout(GIVEN_UP_S):
                 await client.search(f"q{number}", number, QUESTION, 0)
 
 

@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +58,12 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 def add_accept_changes(parser: argparse.ArgumentParser) -> None:
     text = "continue with settings that change what the run means"
     parser.add_argument("--accept-changes", action="store_true", help=text)
+
+
+def refuse_settings_of_nothing(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Raises: ConfigError for settings that are given to a command without a config."""
+    if overrides and not arguments.config:
+        raise ConfigError(f"{overrides[0]} is a setting of a config, and none is named")
 
 
 def parsed(kind: Callable[[str], T], is_right: Callable[[T], bool], what: str) -> Callable[[str], T]:
