@@ -113,7 +113,7 @@ class _Rollout:
 
     def __init__(self, tokenizer: Any, config: Config) -> None:
         self._tokenizer, self._config = tokenizer, config
-        self._policy, self._search = _WrittenPolicy(tokenizer), _WrittenSearch()
+        self._policy, self._search = _WrittenPolicy(tokenizer), _WrittenSearch(config.retriever.topk)
         self._environments = config.environments(self._search)
         self._here = {
             label: one for label, one in self._environments.items() if not getattr(one.settings, "remote", "")
@@ -198,6 +198,10 @@ class _Rollout:
         longest = max(len(one.token_ids) for one in found.rows)
         if longest > self.most_tokens:
             raise ConfigError(f"{where}: it has {longest} tokens, an episode of this run at most {self.most_tokens}")
+        most = self._config.episode.s_max
+        if found.depth > most or len(found.rows) > most + 1:
+            has = f"{where}: it has depth {found.depth} and {len(found.rows)} rows"
+            raise ConfigError(f"{has}, an episode of this run at most {most} (episode.s_max) and one more")
         return replace(found, logprobs=np.zeros_like(found.logprobs), versions=np.zeros_like(found.versions))
 
     def _environment(self, where: str, label: Any) -> Environment:
@@ -281,6 +285,9 @@ class _WrittenPolicy:
 class _WrittenSearch:
     """Finds the documents of a demonstration."""
 
+    def __init__(self, topk: int) -> None:
+        self._topk = topk
+
     def begin(self, documents: Sequence[list[str]]) -> None:
         self._documents, self._asked = list(documents), 0
 
@@ -288,7 +295,11 @@ class _WrittenSearch:
         if self._asked == len(self._documents):
             raise EpisodeFailed(f"'documents' has {self._asked} lists, one for each search, and none for {query!r:.60}")
         self._asked += 1
-        return self._documents[self._asked - 1]
+        found = self._documents[self._asked - 1]
+        if len(found) > self._topk:
+            text = f"search {self._asked} finds {len(found)} documents"
+            raise EpisodeFailed(f"{text}, and in the run at most {self._topk} (retriever.topk)")
+        return found
 
     def problem(self) -> str | None:
         if self._asked < len(self._documents):

@@ -40,13 +40,19 @@ class Course:
     epochs: int
     lr: float
     held_out: float
-    """Share of the demonstrations that are not trained on."""
+    """Share of the demonstrations that are not trained on, with all others of their questions."""
 
     def divide(self, demonstrations: Sequence[Trajectory], seed: int) -> tuple[list[Trajectory], list[Trajectory]]:
-        """Those to train on, and those held out: at least one of each if there are two."""
+        """Those to train on, and those held out: of at least one question each if there are two."""
         order = stream(Stream.DEMONSTRATIONS, seed, 0).permutation(len(demonstrations)).tolist()
-        count = min(max(1, round(self.held_out * len(order))), len(order) - 1)
-        return [demonstrations[i] for i in order[count:]], [demonstrations[i] for i in order[:count]]
+        of_question: dict[tuple[str, str], list[Trajectory]] = {}
+        for one in (demonstrations[i] for i in order):
+            of_question.setdefault((one.environment, one.question), []).append(one)
+        wanted, held_out = max(1, round(self.held_out * len(order))), list[Trajectory]()
+        while len(of_question) > 1 and len(held_out) < wanted:
+            held_out += of_question.pop(next(iter(of_question)))
+        kept = {id(one) for one in held_out}
+        return [one for i in order if id(one := demonstrations[i]) not in kept], held_out
 
     def steps(self, count: int) -> int:
         """Optimizer steps on `count` demonstrations."""

@@ -257,6 +257,21 @@ def test_an_exported_trajectory_longer_than_an_episode_is_left_out(tmp_path, tok
         read_demonstrations(written(tmp_path, as_json(replace(made, token_ids=made.token_ids))), tokenizer, short)
 
 
+def test_an_exported_trajectory_deeper_than_an_episode_is_left_out(tmp_path, tokenizer, config):
+    """The step that had it ended with an index beyond the depths that are counted, each time it was continued."""
+    [made] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
+    shallow = load_config(Path("atlas"), ["--episode.s_max", "1", "--episode.max_turn_tokens", "200"])
+    with pytest.raises(ConfigError, match=r"it has depth 2 and 1 rows, .* at most 1 \(episode.s_max\)"):
+        read_demonstrations(written(tmp_path, as_json(made)), tokenizer, shallow)
+
+
+def test_more_documents_than_a_search_of_the_run_finds_are_left_out(tmp_path, tokenizer):
+    """It learned to read what it would never be shown."""
+    one = load_config(Path("atlas"), ["--retriever.topk", "1"])
+    with pytest.raises(ConfigError, match=r"search 1 finds 2 documents, and in the run at most 1 \(retriever.topk\)"):
+        read_demonstrations(written(tmp_path, GOOD), tokenizer, one)
+
+
 def recorded_as(folder: Path, *payloads: bytes) -> Sources:
     record = Record(step=0, epoch=1, memory="", pool=[*payloads], selected=[], advantages=[], metrics={})
     (folder / "records").mkdir(parents=True)

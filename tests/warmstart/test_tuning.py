@@ -22,7 +22,7 @@ COURSES = st.builds(
 
 @given(course=COURSES, count=st.integers(2, 40), seed=st.integers(0, 3))
 def test_what_is_held_out_is_never_trained_on_and_all_else_once_an_epoch(course, count, seed):
-    everything = [make_trajectory(ticket) for ticket in range(count)]
+    everything = [make_trajectory(ticket, question=f"q{ticket}?") for ticket in range(count)]
     trained, held_out = course.divide(everything, seed)
     assert trained
     assert held_out
@@ -32,6 +32,17 @@ def test_what_is_held_out_is_never_trained_on_and_all_else_once_an_epoch(course,
     assert all(1 <= len(batch) <= course.batch for batch in batches)
     seen = Counter(t.ticket for batch in batches for t in batch)
     assert seen == dict.fromkeys((t.ticket for t in trained), course.epochs)
+
+
+@pytest.mark.parametrize(("questions", "siblings"), [(10, 6), (2, 30), (1, 4)])
+def test_questions_are_held_out_with_all_of_their_demonstrations(questions, siblings):
+    """Of a run there are several of a question: the loss of some told nothing where others were trained on."""
+    places = [(question, sibling) for question in range(questions) for sibling in range(siblings)]
+    everything = [make_trajectory(*place, question=f"q{place[0]}?") for place in places]
+    trained, held_out = Course(8, 1, 1e-4, 0.1).divide(everything, 0)
+    assert {one.question for one in trained}.isdisjoint({one.question for one in held_out})
+    assert len(trained) + len(held_out) == len(everything)
+    assert len(held_out) == (0 if questions == 1 else siblings)
 
 
 def test_one_demonstration_is_trained_on():
