@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -161,4 +162,5 @@ def _with_interval(cosines: Cosines, pools: int) -> str:
 
     if len(cosines.values) < 2:
         return "–"
-    return f"{np.mean(cosines.values):.3f}\n±{Spread(cosines.error, (pools - 1) * len(cosines.errors)).half:.3f}"
+    half = Spread(cosines.error, (pools - 1) * len(cosines.errors)).half
+    return f"{np.mean(cosines.values):.3f}\n±{'–' if math.isnan(half) else f'{half:.3f}'}"

@@ -258,7 +258,11 @@ def _check_claim(claim: Claim, plan: Plan) -> None:
 
 
 def _check_beside(part: Part, plan: Plan) -> None:
-    """Raises: ConfigError unless there are runs beside each of its runs, which are scored on the same questions."""
+    """Raises: ConfigError unless there are runs beside each of its runs, one each, which are scored on the same
+    questions."""
+    if several := [key for key in plan.differing(part.beside) if key in part.settings]:
+        several_of = f"{several[0]} has several values in beside = {part.beside!r}"
+        raise ConfigError(f"part {part.name!r}: {several_of}; name a part in which it has one")
     pairs = plan.pairs(part)
     if not pairs:
         raise ConfigError(f"part {part.name!r}: no run of beside = {part.beside!r} differs in its settings alone")

@@ -260,7 +260,9 @@ def _trained_on(variants: Sequence[Variant], tables: Tables) -> str:
         ends = pd.concat([one.tail(max(1, len(one) // 5)) for one in steps])
         first = pd.concat([one.head(1) for one in steps])
         means = [first["depth/mean"], ends["depth/mean"], ends["depth/mean_trained"], ends["reward/all"]]
-        means += [whole["groups/singleton_share"], whole["groups/zero_variance_share"]]
+        selected = whole["depth/selected"].map(json.loads).map(sum)
+        shares = (whole["groups/singleton_share"], whole["groups/zero_variance_share"])
+        means += [share * selected / selected.mean() for share in shares]  # of trajectories, however many a step has
         means += [ends.get("selection/phase", nothing)]
         means += [whole.get(name, nothing) for name in of_newer_runs]
         usable = float(np.mean([usable_of(run, tables).sum() for run in variant.done]))

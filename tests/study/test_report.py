@@ -256,6 +256,29 @@ def test_a_part_beside_nothing_or_other_questions_is_refused(tmp_path, beside, s
         plan_of(tmp_path, (BESIDE[0], fewer + other + BESIDE[0]))
 
 
+def test_a_part_beside_several_values_of_its_own_setting_is_refused(tmp_path):
+    """It was compared with the last of them, without a word."""
+    other = BESIDE[1] + 'beside = "several"\n[part.grid]\n"method.name" = ["grpo_full", "sdga_phase"]\n\n'
+    several = '[[part]]\nname = "several"\nseeds = 2\n[part.grid]\n"method.name" = ["grpo_full", "sdga_phase"]\n'
+    several += '"pool.max_staleness" = [2, 8]\n\n'
+    with pytest.raises(ConfigError, match=r"pool.max_staleness has several values in beside = 'several'; name a part"):
+        plan_of(tmp_path, (BESIDE[0], several + other + BESIDE[0]))
+
+
+def test_shares_are_of_trajectories_not_of_steps(plan):
+    """A step that selects few counts as little."""
+    tables = tables_of(plan)
+    is_first = tables.steps["step"] == 0
+    changed = {
+        "groups/singleton_share": is_first.astype(float),
+        "depth/selected": is_first.map({True: "[10, 0]", False: "[10, 80]"}),
+    }
+    text = report_of(plan, Tables(tables.runs, tables.steps.assign(**changed), tables.answers))
+    steps = tables.steps[tables.steps["run"] == tables.steps["run"].iloc[0]]["step"].nunique()
+    share = 10 / (10 + 90 * (steps - 1))
+    assert rows_of(text, "Pools, and what was trained of them")["grpo_full"][4] == f"{share:.2f}"
+
+
 def test_what_the_report_says_of_the_pools(plan, tmp_path):
     tables = tables_of(plan)
     steps = tables.steps.assign(**{"depth/mean": tables.steps["step"] + 1.0, "groups/singleton_share": 0.25})
