@@ -127,7 +127,7 @@ def _is_city_of(facts: Facts, city: str, country: str) -> bool:
 @cache
 def chains(split: str, world: World = WORLDS["atlas"]) -> tuple[Chain, ...]:
     """All chains of a split: for each of its cities one of each length that exists, by city, then by number of links.
-    `train` and `test` share no city."""
+    `train` and `test` start at no common city."""
     if split not in ("train", "test"):
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
     facts = load_facts()

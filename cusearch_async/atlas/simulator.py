@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 
-from cusearch_async.atlas.facts import load_facts
+from cusearch_async.retrieval.backend import Passage
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.zerosearch import NUMBERS
 from cusearch_async.streams import Stream, stream
@@ -24,8 +25,9 @@ _ASKED = re.compile(
 
 
 class Simulator:
-    def __init__(self) -> None:
-        self._index = Bm25Index.in_memory(load_facts().passages())
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        """`passages`: of an embedded world."""
+        self._index = Bm25Index.in_memory(passages)
 
     def application(self) -> web.Application:
         app = web.Application()

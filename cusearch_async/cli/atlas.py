@@ -18,6 +18,7 @@ from cusearch_async.cli.parts.arguments import add_config, at_least
 from cusearch_async.cli.parts.passes import run_passes_with
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import STARTER, STARTERS, Config, RetrieverConfig, load_config
+from cusearch_async.config.retriever import EMBEDDED
 from cusearch_async.dashboard.episodes import stretches
 from cusearch_async.data.questions import held_out_world, load_corpus, load_run_questions
 from cusearch_async.errors import ConfigError
@@ -171,4 +172,7 @@ def simulate_engine(arguments: argparse.Namespace, overrides: list[str]) -> None
     configure_process([])
     from cusearch_async.atlas.simulator import Simulator  # noqa: PLC0415
 
-    asyncio.run(serve(Simulator().application(), config.retriever.zerosearch.url, "retriever.zerosearch.url"))
+    corpus, url = config.retriever.corpus, config.retriever.zerosearch.url
+    if corpus not in EMBEDDED:
+        raise ConfigError(f"retriever.corpus {corpus} is no embedded world to simulate; set {' or '.join(EMBEDDED)}")
+    asyncio.run(serve(Simulator(load_corpus(corpus)).application(), url, "retriever.zerosearch.url"))

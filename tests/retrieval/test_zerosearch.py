@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cusearch_async.atlas.simulator import Simulator
 from cusearch_async.config import ZeroSearchConfig, load_config
+from cusearch_async.data.questions import load_corpus
 from cusearch_async.errors import SearchFailed
 from cusearch_async.processes.retriever import make_backend
 from cusearch_async.retrieval.backend import Context, Query
@@ -284,8 +285,8 @@ MINSK = {"question": "What is the currency of Belarus?", "answers": ["Belarusian
 
 
 @asynccontextmanager
-async def simulated_atlas(**settings):
-    async with TestServer(Simulator().application()) as simulator:
+async def simulated_atlas(corpus="atlas", **settings):
+    async with TestServer(Simulator(load_corpus(corpus)).application()) as simulator:
         engine = ZeroSearch(ZeroSearchConfig(url=f"http://127.0.0.1:{simulator.port}/v1", **settings), 10, 0)
         async with TestClient(TestServer(Retriever(engine).application())) as client:
             yield client
@@ -308,6 +309,15 @@ async def test_useful_documents_of_the_atlas_answer_the_query(mode):
     assert len(found) == 2
 
 
+async def test_useful_documents_of_the_world_in_prose_are_its_passages():
+    """They were the sentences of the other one, which no question names as evidence."""
+    async with simulated_atlas("atlas-prose", p_end=0.0) as client:
+        found = await ask(client)
+    texts = {passage["contents"].partition("\n")[2] for passage in load_corpus("atlas-prose")}
+    assert set(found) <= texts
+    assert "Belarus" in found[0]
+
+
 async def test_noisy_documents_of_the_atlas_are_others_and_depend_on_the_draw():
     async with simulated_atlas(p_start=1.0, p_end=1.0) as client:
         found, again, other = await ask(client), await ask(client), await ask(client, seed=6)
@@ -317,7 +327,7 @@ async def test_noisy_documents_of_the_atlas_are_others_and_depend_on_the_draw():
 
 @pytest.mark.parametrize("body", ["{", "[]", "{}", json.dumps({"messages": [{"content": "Tell me a joke."}]})])
 async def test_the_stand_in_refuses_what_is_no_search(body):
-    simulator = TestClient(TestServer(Simulator().application()))
+    simulator = TestClient(TestServer(Simulator(load_corpus("atlas")).application()))
     async with simulator as client, client.post("/v1/chat/completions", data=body) as response:
         assert response.status == 400
         assert (await response.json())["error"]["message"]
