@@ -229,7 +229,7 @@ def _is_join(answers: Sequence[str], listed: Sequence[str], join: re.Pattern[str
 def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
     """`metadata`, the columns that are kept with it, and what else its extra_info and reward_model hold; of a
     `ground_truth` what is no answer, like a rubric; `hops` where the row has their number in any form. Without gold
-    answers, unless they are there alone, for a reward of one's own, or are a decomposition's.
+    answers, unless they are there alone, for a user's reward, or are a decomposition's.
 
     `values` by folded names; `place` is its extra_info. Texts that every process of a run would hold are left out."""
     given, model = (read_literal(values.get(name)) for name in ("metadata", MODEL))

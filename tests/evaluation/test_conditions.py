@@ -64,7 +64,7 @@ def test_an_agent_that_never_searches_has_no_engine(atlas_config):
 
 
 def test_another_environment_and_another_reward_are_named(atlas_config, tmp_path, monkeypatch):
-    """Scores of a class of one's own, and of its reward, were comparable with the search environment's."""
+    """Scores of a user's class, and of another reward, were comparable with the search environment's."""
     (tmp_path / "mine_scored.py").write_text(
         "from cusearch_async.environments.search import SearchEnvironment\n"
         "class Mine(SearchEnvironment): ...\n"

@@ -77,7 +77,7 @@ def test_the_script_is_valid_bash():
 def test_every_step_of_slurm_gets_the_cores_of_its_task(tmp_path):
     """Since 22.05 srun does not take the number from sbatch: eight engines shared one core, without an error."""
     calls = {
-        "srun": 'echo "${SRUN_CPUS_PER_TASK-none}" >> "$CALLS"',
+        "srun": 'echo "${SRUN_CPUS_PER_TASK-none}" >> "$CALLS"; until [ $(wc -l < "$CALLS") = 4 ]; do sleep 0.05; done',
         "scontrol": "printf '%s\\n' node-{1..4}",
         "scancel": "",
     }
