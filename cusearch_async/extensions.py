@@ -42,7 +42,11 @@ def refuse_unsplit(command: Sequence[str], example: str) -> None:
 class Settings(BaseModel):
     """Settings from a config, ours or a user's own."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True,
+        use_attribute_docstrings=True,
+        ser_json_inf_nan="constants",  # in tables of other libraries' options
+    )
 
     @field_validator("*", mode="before")
     @classmethod

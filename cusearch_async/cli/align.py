@@ -100,7 +100,8 @@ def _write(
     whole = {"policies": policies, "pools": pools, "budget": budget, "equal": equal}
     figures = {name: asdict(one) | _counts(one) for name, one in found.items()}
     with writing_output(output, "--output"):
-        output.write_text(json.dumps(whole | {"methods": figures}, indent=1), encoding="utf-8")
+        known = json.loads(json.dumps(whole | {"methods": figures}), parse_constant=lambda _: None)  # JSON has no NaN
+        output.write_text(json.dumps(known, indent=1), encoding="utf-8")
 
 
 def _counts(figures: Figures) -> dict[str, float]:

@@ -173,6 +173,5 @@ def simulate_engine(arguments: argparse.Namespace, overrides: list[str]) -> None
     from cusearch_async.atlas.simulator import Simulator  # noqa: PLC0415
 
     corpus, url = config.retriever.corpus, config.retriever.zerosearch.url
-    if corpus not in EMBEDDED:
-        raise ConfigError(f"retriever.corpus {corpus} is no embedded world to simulate; set {' or '.join(EMBEDDED)}")
-    asyncio.run(serve(Simulator(load_corpus(corpus)).application(), url, "retriever.zerosearch.url"))
+    passages = load_corpus(corpus if corpus in EMBEDDED else "atlas")
+    asyncio.run(serve(Simulator(passages).application(), url, "retriever.zerosearch.url"))

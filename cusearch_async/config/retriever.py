@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import date, time
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from cusearch_async.config.section import DEVICE, Folder, Free, Location, Section, Shared, asked_url, service_url
+from cusearch_async.config.section import (
+    DEVICE,
+    Folder,
+    Free,
+    Location,
+    Section,
+    Shared,
+    asked_url,
+    refuse_dates,
+    service_url,
+)
 
 BACKENDS = ("bm25", "dense", "zerosearch", "serper", "serpapi")
 _SIMULATOR_URL = service_url("http://127.0.0.1:6001/v1", "/chat/completions", "set CUSEARCH_SIMULATOR_KEY instead")
@@ -126,15 +135,6 @@ EMBEDDED = ("atlas", "atlas-prose")
 """Corpora that come with the package."""
 
 
-def _refuse_dates(options: Any) -> Any:
-    """A saved config has them as texts: the code that they are for would be given one or the other."""
-    if isinstance(options, date | time):
-        raise ValueError(f"must not hold a date or a time, got {options}; write it as a text")
-    for inner in options.values() if isinstance(options, dict) else options if isinstance(options, list) else ():
-        _refuse_dates(inner)
-    return options
-
-
 MAX_TOPK = 100
 """Documents per search."""
 
@@ -145,7 +145,7 @@ class RetrieverConfig(Section):
     backend: Shared[str] = "bm25"
     """Search engine: a local index (bm25, dense), a language model that simulates one (zerosearch), the web (serper,
     serpapi), or your own, as package.module:Name."""
-    options: Shared[Annotated[dict[str, Any], AfterValidator(_refuse_dates)]] = Field({})
+    options: Shared[Annotated[dict[str, Any], AfterValidator(refuse_dates)]] = Field({})
     """Keyword arguments of your own backend."""
     corpus: Shared[Location] = "atlas"
     """bm25 and dense: `atlas`, `atlas-prose`, or a file of {"id", "contents"} lines, or a .tsv like DPR's."""

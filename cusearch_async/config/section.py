@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from datetime import date, time
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -87,13 +88,17 @@ Location = Annotated[str, AfterValidator(at_home)]
 
 
 class Section(Settings):
-    model_config = ConfigDict(
-        extra="forbid",
-        validate_default=True,
-        coerce_numbers_to_str=True,
-        allow_inf_nan=False,
-        ser_json_inf_nan="constants",  # in tables of other libraries' options
-    )
+    model_config = ConfigDict(extra="forbid", validate_default=True, coerce_numbers_to_str=True, allow_inf_nan=False)
+
+
+def refuse_dates(value: Any) -> Any:
+    """The value. A saved config has dates as texts, so that the code they are for would be given one or the other.
+    Raises: ValueError."""
+    if isinstance(value, date | time):
+        raise ValueError(f"must not hold a date or a time, got {value}; write it as a text")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        refuse_dates(inner)
+    return value
 
 
 _SECRET = re.compile(r"(?:.*[_-])?(?:pass(?:word|wd)?|token|secret|auth|api_?key|key)", re.IGNORECASE)
@@ -174,7 +179,7 @@ class Extensible(Section):
                 raise PydanticCustomError("unknown_own_setting", "unknown key", {"key": name})
         given = {n: extra.get(n, getattr(self, n, None)) for n in kind.model_fields if n in self.model_fields_set}
         try:
-            return kind.model_validate(given)
+            return kind.model_validate({name: refuse_dates(value) for name, value in given.items()})
         except ValidationError as error:
             raise PydanticCustomError("own_settings", "wrong settings", {"problems": error.errors()}) from error
 

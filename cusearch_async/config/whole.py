@@ -254,7 +254,12 @@ class Config(Section):
             ("learner.gpus", self.learner.gpus, self.learner.ranks_per_node, "one for each rank on a node"),
             # a host may have one of the run's workers alone
             ("rollout.gpus", self.rollout.gpus, vllm.tensor_parallel_size, "rollout.vllm.tensor_parallel_size"),
-            ("eval.gpus", self.eval.gpus, vllm.tensor_parallel_size, "rollout.vllm.tensor_parallel_size"),
+            (
+                "eval.gpus",
+                self.eval.gpus if self.eval.every else (),
+                vllm.tensor_parallel_size,
+                "rollout.vllm.tensor_parallel_size",
+            ),
         ):
             _require(len(set(gpus)) == len(gpus), f"{name} {list(gpus)} names a GPU twice")
             _require(not gpus or len(gpus) >= least, f"{name} {list(gpus)} must name at least {least}: {why}")

@@ -64,8 +64,8 @@ class Cosines:
 
     values: list[float]
     errors: list[float]
-    """Standard error of the mean at each policy, by leaving out one pool after the other; NaN where all updates are of
-    one pool."""
+    """Standard error of the mean at each policy, by leaving out one pool after the other; NaN where one pool is part of
+    all updates: no other tells of its noise."""
 
     def __add__(self, later: Cosines) -> Cosines:
         """With those of another policy's pools."""
@@ -177,10 +177,10 @@ def cosines_of(updates: Vector, gradients: Vector, own: NDArray[np.bool_], other
     dots_without = dots.sum(axis=1, keepdims=True) - dots
     squares_without = toward.sum(axis=1, keepdims=True) - 2 * toward + others * np.diag(between)
     without = _cosines(dots_without, lengths[:, None], squares_without, smallest)
-    counts = (~own).sum(axis=0)
-    means = (without * ~own).sum(axis=0)[counts > 0] / counts[counts > 0]  # all updates are of a pool that is left out
-    error = float(np.sqrt((len(means) - 1) * np.var(means))) if len(means) > 1 else math.nan
-    return Cosines(whole.tolist(), [error])
+    if own.all(axis=0).any():
+        return Cosines(whole.tolist(), [math.nan])
+    means = (without * ~own).sum(axis=0) / (~own).sum(axis=0)
+    return Cosines(whole.tolist(), [float(np.sqrt((len(gradients) - 1) * np.var(means)))])
 
 
 def _cosines(dots: Vector, lengths: Vector, squares: Vector, smallest: float) -> Vector:

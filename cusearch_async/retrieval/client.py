@@ -80,7 +80,7 @@ class SearchClient:
         self._retrying: set[object] = set()
         """Searches whose last attempt failed; without any, the retriever does not count as down."""
         self._down_since: float | None = None
-        self._failed_s = 0.0
+        self._failed_s = self._rested_at = 0.0
         """Of the same outage: how long it lasted before, whenever the last search that was tried again was given up."""
         self._answered_at = 0.0
         self._last_failure = ""
@@ -194,6 +194,8 @@ class SearchClient:
         self.failures[next((kind for type_, kind in _KINDS.items() if isinstance(error, type_)), "garbage")] += 1
         self._failed_in_a_row += 1
         self._is_behaviour_known = self._is_behaviour_known and is_busy  # which no other retriever has said
+        if not self._down_since and time.monotonic() - self._rested_at > outage_s:
+            self._failed_s = 0.0  # nobody has asked for so long: it is another outage
         self._down_since = self._down_since or time.monotonic()
         self._last_failure = f"{_describe(error)}; waiting up to {outage_s:g} s"
         is_late = time.monotonic() - since > outage_s * (_BUSY if is_busy else 1)
@@ -213,7 +215,8 @@ class SearchClient:
     def _rest(self) -> None:
         """No search is tried again: whether the retriever is down is not known, and time in which nobody asks is no
         outage."""
-        self._failed_s += self.down_s
+        if self._down_since:
+            self._failed_s, self._rested_at = self._failed_s + self.down_s, time.monotonic()
         self._failed_in_a_row, self._down_since, self._last_failure = 0, None, ""
 
     @property

@@ -40,17 +40,21 @@ class Course:
     epochs: int
     lr: float
     held_out: float
-    """Share of the demonstrations that are not trained on, with all others of their questions."""
+    """Share of the demonstrations that are not trained on: about as many, of whole questions."""
 
     def divide(self, demonstrations: Sequence[Trajectory], seed: int) -> tuple[list[Trajectory], list[Trajectory]]:
-        """Those to train on, and those held out: of at least one question each if there are two."""
+        """Those to train on, and those held out: of at least one question each if there are two. Questions with more
+        demonstrations than may be held out are trained on."""
         order = stream(Stream.DEMONSTRATIONS, seed, 0).permutation(len(demonstrations)).tolist()
         of_question: dict[tuple[str, str], list[Trajectory]] = {}
         for one in (demonstrations[i] for i in order):
             of_question.setdefault((one.environment, one.question), []).append(one)
         wanted, held_out = max(1, round(self.held_out * len(order))), list[Trajectory]()
-        while len(of_question) > 1 and len(held_out) < wanted:
-            held_out += of_question.pop(next(iter(of_question)))
+        for key in list(of_question):
+            if len(of_question) > 1 and len(held_out) + len(of_question[key]) <= wanted:
+                held_out += of_question.pop(key)
+        if len(of_question) > 1 and not held_out:
+            held_out += of_question.pop(min(of_question, key=lambda key: len(of_question[key])))
         kept = {id(one) for one in held_out}
         return [one for i in order if id(one := demonstrations[i]) not in kept], held_out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -80,6 +81,7 @@ OWN = """
 from cusearch_async.algorithm.methods.baselines import GrpoFull
 from cusearch_async.algorithm.methods import MethodSettings
 from pydantic import Field
+from typing import Any
 from cusearch_async.environments.search import SearchEnvironment, SearchSettings
 
 
@@ -87,6 +89,7 @@ class Knobs(MethodSettings):
     phase_reserve: float = 0.25
     knob: int = 3
     step: float | None = 0.5
+    table: dict[str, Any] = {}
 
 
 class Mine(GrpoFull):
@@ -154,12 +157,20 @@ def test_infinity_in_a_table_of_others_options_survives_a_file(write, key):
             "eval = {every = 10, gpus = [7]}\nrollout.vllm.tensor_parallel_size = 2",
             "eval.gpus [7] must name at least 2: rollout.vllm.tensor_parallel_size",
         ),
-        ("eval.gpus = [6, 6]", "eval.gpus [6, 6] names a GPU twice"),
+        ("eval = {every = 10, gpus = [6, 6]}", "eval.gpus [6, 6] names a GPU twice"),
         ("retriever.options.t = [2024-01-01]", "retriever.options: must not hold a date or a time, got 2024-01-01; .*"),
     ],
 )
 def test_what_a_run_could_not_use_is_named(write, text, message):
     assert re.fullmatch(pattern_of(message), error_of(write(text)))
+
+
+@pytest.mark.usefixtures("own_module")
+def test_infinity_and_dates_in_an_own_table_are_as_in_others(write):
+    config = load_config(write(OWN_NAMES), ["--method.table.limit", "inf"])
+    assert of_toml(as_toml(config)).method.own.table == {"limit": math.inf}
+    with pytest.raises(ConfigError, match=r"^method: must not hold a date or a time, got 2024-01-01"):
+        load_config(write(OWN_NAMES), ["--method.table.d", "2024-01-01"])
 
 
 def test_the_saved_configs_of_one_run_may_be_given_together_for_another(tmp_path, monkeypatch):

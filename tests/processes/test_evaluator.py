@@ -169,13 +169,21 @@ async def test_a_learner_that_is_gone_after_its_finish_is_not_waited_for(scene, 
 
 
 async def test_after_the_finish_one_lost_connection_drops_no_version(scene, learner, caplog, monkeypatch):
-    scene.config = scene.config.model_copy(update={"eval": scene.config.eval.model_copy(update={"in_order": True})})
-    (scene.config.weights_folder / "v000002-e1").mkdir(parents=True)
-    fails, newest_of = [True], WeightStore.newest_of
+    """One of each: what was answered in between began no outage."""
+    update = {
+        "eval": scene.config.eval.model_copy(update={"in_order": True}),
+        "run": scene.config.run.model_copy(update={"steps": 6}),
+        "redis": scene.config.redis.model_copy(update={"outage_s": 0.05}),
+    }
+    scene.config = scene.config.model_copy(update=update)
+    for version in (2, 4):
+        (scene.config.weights_folder / f"v00000{version}-e1").mkdir(parents=True)
+    fails, newest_of = {2, 4}, WeightStore.newest_of
 
     async def reset_once(own, version):
-        if fails:
-            fails.pop()
+        await asyncio.sleep(0.1 * (version == 4 and 4 in fails))
+        if version in fails:
+            fails.remove(version)
             raise LearnerUnreachable("connection reset")
         return await newest_of(own, version)
 
@@ -183,10 +191,10 @@ async def test_after_the_finish_one_lost_connection_drops_no_version(scene, lear
     await until(lambda: 0 in scores(scene))
     monkeypatch.setattr(WeightStore, "newest_of", reset_once)
     monkeypatch.setattr(scene.evaluator, "LOOK_AGAIN_S", 0.01)
-    await learner.announce(4, "v000004-e1")
-    await finish(scene, learner, 4)
+    await learner.announce(6, "v000006-e1")
+    await finish(scene, learner, 6)
     await working
-    assert list(scores(scene)) == [0, 2, 4]
+    assert list(scores(scene)) == [0, 2, 4, 6]
     assert not fails
 
 

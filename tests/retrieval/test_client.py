@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 
 import pytest
 from aiohttp import web
@@ -324,6 +325,15 @@ async def test_searches_that_are_given_up_one_after_the_other_do_not_hide_an_out
     async with client_of(Service(says("down", 500)), outage_s=0.6) as client:
         with pytest.raises(RetrievalUnavailable, match="has given no valid answer"):
             await give_up(client, 10)
+
+
+async def test_searches_that_were_given_up_long_ago_are_of_another_outage():
+    """The time before added to failures at any later time, and ended the worker after seconds of them."""
+    service = Service(says("down", 500))
+    async with client_of(service, outage_s=GIVEN_UP_S) as client:
+        client._failed_s, client._rested_at = 0.9 * GIVEN_UP_S, time.monotonic() - 1.1 * GIVEN_UP_S
+        service._answers = (says("down", 500), finds("Lima"))
+        assert await client.search("q", 0, QUESTION, 0) == ["Lima"]
 
 
 async def test_an_answer_ends_the_outage_of_searches_that_were_given_up():

@@ -133,6 +133,14 @@ def test_an_engine_has_room_for_one_adapter_of_the_rank(rank, largest, atlas_con
     assert get_args(MaxLoRARanks) == engine.ADAPTER_RANKS
 
 
+def test_a_batch_on_a_cpu_has_room_for_a_token_of_each_request(atlas_config):
+    configure_process([])
+    from cusearch_async.rollout import engine
+
+    config = load_config(atlas_config, ["--rollout.max_num_seqs", "100000"])
+    assert engine.engine_arguments("m", config, is_cpu=True)["max_num_batched_tokens"] == 100_000
+
+
 def test_a_float32_adapter_on_a_gpu_is_refused(atlas_config):
     configure_process([])
     from cusearch_async.rollout import engine

@@ -45,6 +45,15 @@ def test_questions_are_held_out_with_all_of_their_demonstrations(questions, sibl
     assert len(held_out) == (0 if questions == 1 else siblings)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_question_with_most_of_the_demonstrations_is_trained_on(seed):
+    places = [(0, sibling) for sibling in range(100)] + [(question, 0) for question in range(1, 101)]
+    everything = [make_trajectory(*place, question=f"q{place[0]}?") for place in places]
+    _, held_out = Course(8, 1, 1e-4, 0.1).divide(everything, seed)
+    assert len(held_out) == 20
+    assert "q0?" not in {one.question for one in held_out}
+
+
 def test_one_demonstration_is_trained_on():
     trained, held_out = Course(8, 1, 1e-4, 0.5).divide([make_trajectory()], 0)
     assert (len(trained), len(held_out)) == (1, 0)
