@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cusearch_async.alarms import firing
-from cusearch_async.alarms.firing import Alarm, alarms_of
+from cusearch_async.alarms.firing import Alarm, alarms_of, firing_of
 from cusearch_async.alarms.history import History, Limits
 from cusearch_async.alarms.rules import RULES
 from cusearch_async.config import load_config
@@ -130,6 +130,7 @@ def test_an_alarm_of_a_step_does_not_look_at_later_ones(runs):
     for count in range(1, len(rows) + 1):
         found = alarms_of(rows[:count], kept)
         assert found == alarms_of(rows[:count], History(LIMITS)), "a history that is kept knows the same"
+        assert firing_of(rows[:count], kept) == [alarm for alarm in found if alarm.is_firing]
         then = {alarm.rule.name for alarm in found if alarm.is_firing}
         assert then == {alarm.rule.name for alarm in whole if alarm.first <= count - 1 <= alarm.last}
 

@@ -47,5 +47,12 @@ def alarms_of(rows: Sequence[Mapping[str, Any]], history: History) -> list[Alarm
 
 
 def firing_of(rows: Sequence[Mapping[str, Any]], history: History) -> list[Alarm]:
-    """Those that fire at the newest step."""
-    return [alarm for alarm in alarms_of(rows, history) if alarm.is_firing]
+    """Those of `alarms_of` that fire at the newest step."""
+    history.follow(rows)
+    found, last = [], len(rows) - 1
+    for rule in RULES:
+        finding = rule.find(history)
+        if len(finding.fires) and finding.fires[-1]:
+            first = last + 1 - int(np.argmin(np.append(finding.fires[::-1], False)))
+            found.append(Alarm(rule, rows[first]["step"], rows[last]["step"], finding.evidence(last), True))
+    return sorted(found, key=lambda alarm: alarm.first)

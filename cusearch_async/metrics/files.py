@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cusearch_async.run.history import counts
+from cusearch_async.run.identity import checksum
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     A learner that went back to a checkpoint writes its steps again, under a later epoch: from its first row on the
     rows of earlier epochs do not count, however late they were written. A last line without its end is still being
     written; any other line that is no row is skipped and named in the log."""
-    return MetricsFile(path).read()
+    return list(MetricsFile(path).read())
 
 
 class _RowsFile:
@@ -62,9 +63,16 @@ class _RowsFile:
 class MetricsFile(_RowsFile):
     """A metrics.jsonl."""
 
+    def _forget(self) -> None:
+        super()._forget()
+        self._seen, self._latest = 0, list[dict[str, Any]]()
+
     def read(self) -> list[dict[str, Any]]:
-        """As `read_metrics`."""
-        return _of_latest(self._read())
+        """As `read_metrics`; the same list, which nobody may change, until rows are appended."""
+        rows = self._read()
+        if len(rows) != self._seen:
+            self._seen, self._latest = len(rows), _of_latest(rows)
+        return self._latest
 
 
 class ScoresFile(_RowsFile):
@@ -77,6 +85,15 @@ class ScoresFile(_RowsFile):
             if counts(row["step"], row["epoch"], starts):
                 kept[row["step"]] = row
         return [kept[step] for step in sorted(kept)]
+
+
+class DigestedScores(ScoresFile):
+    """An eval.jsonl with a checksum of its questions' ids in place of the figures of each."""
+
+    def _kept(self, row: dict[str, Any]) -> dict[str, Any]:
+        each = row.get("each")
+        asked = each.get("question_id") if isinstance(each, dict) else None
+        return row | {"each": checksum(asked)}
 
 
 class Summaries(ScoresFile):

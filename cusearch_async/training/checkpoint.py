@@ -15,11 +15,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import xxhash
@@ -28,7 +27,7 @@ from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, writing
 from cusearch_async.learner.interface import STATE_FILE
-from cusearch_async.metrics.files import read_scores
+from cusearch_async.metrics.files import DigestedScores
 from cusearch_async.run.folder import SCORES
 from cusearch_async.run.history import counts, epochs_and_steps
 from cusearch_async.run.identity import differences, fixed_terms, not_this_run
@@ -92,6 +91,7 @@ class Checkpoints:
         self.folder = run_folder / "checkpoints"
         self._keep = keep
         self._starts = epochs_and_steps(run_folder)
+        self._scores = DigestedScores(run_folder / SCORES)
 
     # --- to resume ------------------------------------------------------------------------------------
 
@@ -183,13 +183,12 @@ class Checkpoints:
         """Of those whose version was scored, on the questions of the newest score: that with the highest exact match,
         the first of several; None where there is none."""
         try:
-            rows = read_scores(self.folder.parent / SCORES, self._starts)
+            rows = self._scores.read(self._starts)
         except OSError as error:
             log.warning("%s cannot be read, so no checkpoint is known to be the best: %s", SCORES, error.strerror)
             rows = []
         rows = [row for row in rows if isinstance(row.get("all"), dict) and "em" in row["all"]]
-        newest = _questions_of(rows[-1]) if rows else None
-        scored = {row["step"]: row["all"]["em"] for row in rows if _questions_of(row) == newest}
+        scored = {row["step"]: row["all"]["em"] for row in rows if row["each"] == rows[-1]["each"]}
         found = (checkpoint for step, checkpoint in self.by_step().items() if step in scored)
         return max(found, key=lambda checkpoint: scored[checkpoint.state.step], default=None)
 
@@ -228,11 +227,6 @@ class Checkpoints:
             except (OSError, ValueError) as error:
                 log.warning("checkpoint %s has no state that can be read (%s); it is skipped", path, error)
         return sorted(found, key=_order)
-
-
-def _questions_of(row: Mapping[str, Any]) -> Any:
-    each = row.get("each")
-    return each.get("question_id") if isinstance(each, dict) else None
 
 
 def damage_of(path: Path) -> list[str]:

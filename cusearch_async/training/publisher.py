@@ -126,7 +126,7 @@ class Saver(Background):
         await asyncio.to_thread(write_all)
         await self._buffer.checkpoint(0)
         await asyncio.to_thread(checkpoints.finish, state.step)
-        superfluous = checkpoints.superfluous()
-        await self._buffer.checkpoint(checkpoints.oldest_kept())
+        superfluous, oldest = await asyncio.to_thread(lambda: (checkpoints.superfluous(), checkpoints.oldest_kept()))
+        await self._buffer.checkpoint(oldest)
         await asyncio.to_thread(checkpoints.remove, superfluous)
         self._saved = state.step

@@ -85,6 +85,8 @@ class Recorder(Background):
             log.warning("step %d is not recorded: %s: %s", chosen.pool.step, type(error).__name__, error)
 
     def _write(self, chosen: Chosen) -> None:
+        if self._is_too_large(chosen, sum(one.token_ids.nbytes + one.logprobs.nbytes for one in chosen.pool)):
+            return  # that much at least: nothing is encoded in vain
         record = Record(
             step=chosen.pool.step,
             epoch=self._epoch,
@@ -95,15 +97,19 @@ class Recorder(Background):
             metrics=dict(chosen.metrics),
         )
         packed = msgspec.msgpack.encode(record)
-        if len(packed) > MOST_BYTES:
-            sizes = len(packed) // MIB, MOST_BYTES // MIB
-            log.warning("step %d is not recorded: its pool takes %d MiB, more than %d", record.step, *sizes)
+        if self._is_too_large(chosen, len(packed)):
             return
         target = self._folder / f"{record.step:06d}-e{self._epoch}.zz"
         with writing(target, durable=False) as unfinished:
             unfinished.write_bytes(zlib.compress(packed, _FAST))
         put_in_place(target, durable=False)
         self._remove_old(target)
+
+    def _is_too_large(self, chosen: Chosen, size: int) -> bool:
+        if size > MOST_BYTES:
+            sizes = -(-size // MIB), MOST_BYTES // MIB
+            log.warning("step %d is not recorded: its pool takes %d MiB, more than %d", chosen.pool.step, *sizes)
+        return size > MOST_BYTES
 
     def _remove_old(self, newest: Path) -> None:
         """Oldest first, and those of earlier learners before all others; the newest stays, however large."""

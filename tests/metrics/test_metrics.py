@@ -298,6 +298,7 @@ def test_a_file_that_grows_is_read_as_one_that_is_read_whole(tmp_path):
         with path.open("a") as file:
             file.write(piece)
         assert growing.read() == read_metrics(path)
+        assert growing.read() is growing.read(), "nothing is computed again"
     assert [row["epoch"] for row in growing.read()] == [1, 2]
     path.write_text('{"step": 5, "epoch": 1}\n')
     assert growing.read() == read_metrics(path), "it was cut"

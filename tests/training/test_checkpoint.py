@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -133,6 +134,19 @@ def test_the_best_scored_checkpoint_is_kept_too(tmp_path):
     score(tmp_path, 5, 0.7)
     save(checkpoints, 6)
     assert names(tmp_path) == ["step000005-e1", "step000006-e1"]
+
+
+def test_scores_are_parsed_once(tmp_path, monkeypatch):
+    """A file of many versions took seconds at each checkpoint, in which the learner answered nobody."""
+    checkpoints, parsed, loads = learner(tmp_path, keep=1), [], json.loads
+    for step, em in ((1, 0.2), (2, 0.6)):
+        save(checkpoints, step)
+        score(tmp_path, step, em)
+    monkeypatch.setattr("cusearch_async.metrics.files.json.loads", lambda line: parsed.append(line) or loads(line))
+    for _ in range(3):
+        assert checkpoints.best().state.step == 2
+    assert len(parsed) <= 2
+    assert checkpoints._scores.read([(1, 0)])[0].keys() == {"step", "epoch", "all", "each"}
 
 
 def test_the_best_is_of_one_set_of_questions(tmp_path):

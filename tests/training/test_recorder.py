@@ -284,6 +284,17 @@ async def test_a_record_is_unpacked_up_to_a_limit_and_none_beyond_it_is_written(
     assert not list(config.folder.glob("records/*-e4.zz"))
 
 
+async def test_a_pool_that_is_too_large_is_not_encoded_first(config_of, monkeypatch, caplog):
+    config = config_of()
+    [chosen] = await record_all(config, steps=1)
+    monkeypatch.setattr(recorder, "MOST_BYTES", sum(one.token_ids.nbytes for one in chosen.pool))
+    monkeypatch.setattr(recorder.codec, "encode", lambda _: pytest.fail("it is encoded"))
+    async with Recorder(config.folder, config.run.records_mib, 4) as own:
+        own.write(chosen)
+        await own.finish()
+    assert "step 0 is not recorded: its pool takes" in caplog.text
+
+
 async def test_a_small_file_does_not_fill_the_memory(config_of, monkeypatch):
     config = config_of()
     await record_all(config)
