@@ -128,7 +128,8 @@ class LearnerConfig(Section):
     checkpoint_every: Free[int] = Field(10, ge=1)
     """Learner steps between checkpoints; a killed run continues from the newest."""
     keep_checkpoints: Free[int] = Field(2, ge=1)
-    """Checkpoints to keep, besides the best one of those that were scored (eval.in_order); older ones are deleted."""
+    """Checkpoints to keep, besides the best one of those that were scored (eval.in_order); older ones are deleted.
+    Redis keeps the pools of all steps since the oldest of them."""
     checkpoint_objects: Free[ObjectsUrl | None] = None
     """An object store that keeps the checkpoints, too, and what a learner on another machine needs to continue; for
     this run only. May be weights.objects."""
