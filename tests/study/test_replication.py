@@ -213,19 +213,28 @@ def test_what_the_page_says_of_alignment():
     assert said in " ".join(page.split())
 
 
-def test_what_the_page_says_of_alignment_after_training():
-    found = json.loads((FOLDER / "align-prose-50.json").read_text(encoding="utf-8"))
-    assert (found["pools"], found["budget"]) == (30, 24)
+@pytest.mark.parametrize(
+    ("name", "shape", "others"),
+    [
+        ("align-prose-50.json", ([0], 30, 24), ()),
+        ("align-hard.json", ([0, 6, 12, 18], 24, 48), (("random", "random"), ("Top-K", "topk_reward"))),
+    ],
+)
+def test_what_the_page_says_of_alignment_elsewhere(name, shape, others):
+    """After training, and in the hard world."""
+    found = json.loads((FOLDER / name).read_text(encoding="utf-8"))
+    assert (found["policies"], found["pools"], found["budget"]) == shape
 
     def less(name):
         one, full = (found["methods"][each]["by_singleton"]["raw"] for each in (name, "grpo_full"))
         if one is full:
-            return f"{np.mean(one['values']):.3f} ± {2 * one['errors'][0]:.3f}"
+            error = np.linalg.norm(one["errors"]) / len(one["errors"])
+            return f"{np.mean(one['values']):.3f} ± {2 * error:.3f}"
         values = np.array(one["values"]) - np.array(full["values"])
         return f"{values.mean():+.3f} ± {2 * values.std(ddof=1) / len(values) ** 0.5:.3f}"
 
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
-    for said, name in (
+    for said, of in (
         ("GRPO-Full's cosine is", "grpo_full"),
         ("minus it SDGA-Phase", "sdga_phase"),
         ("Auto", "sdga_auto"),
@@ -233,8 +242,9 @@ def test_what_the_page_says_of_alignment_after_training():
         ("random siblings", "random_siblings"),
         ("of mixed groups SDGA-Phase", "sdga_phase/mixed"),
         ("random siblings", "random_siblings/mixed"),
+        *others,
     ):
-        assert f"{said} {less(name)}" in page
+        assert f"{said} {less(of)}" in page
 
 
 def test_what_the_pages_say_of_the_real_model():
