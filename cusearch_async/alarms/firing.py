@@ -34,25 +34,23 @@ def look_closer(alarm: Alarm, folder: Path) -> str:
 
 def alarms_of(rows: Sequence[Mapping[str, Any]], history: History) -> list[Alarm]:
     """All alarms of a run's steps, in order of their first step. `history` may know the steps before."""
+    return _found(rows, history, only_firing=False)
+
+
+def firing_of(rows: Sequence[Mapping[str, Any]], history: History) -> list[Alarm]:
+    """Those of `alarms_of` that fire at the newest step; no others are made."""
+    return _found(rows, history, only_firing=True)
+
+
+def _found(rows: Sequence[Mapping[str, Any]], history: History, only_firing: bool) -> list[Alarm]:
     history.follow(rows)
     found = []
     for rule in RULES:
         finding = rule.find(history)
         padded = np.concatenate([[False], finding.fires, [False]])
         edges = np.flatnonzero(padded[1:] != padded[:-1]).reshape(-1, 2)
-        for begin, end in edges.tolist():
-            steps = rows[begin]["step"], rows[end - 1]["step"]
-            found.append(Alarm(rule, *steps, finding.evidence(end - 1), end == len(rows)))
-    return sorted(found, key=lambda alarm: alarm.first)
-
-
-def firing_of(rows: Sequence[Mapping[str, Any]], history: History) -> list[Alarm]:
-    """Those of `alarms_of` that fire at the newest step."""
-    history.follow(rows)
-    found, last = [], len(rows) - 1
-    for rule in RULES:
-        finding = rule.find(history)
-        if len(finding.fires) and finding.fires[-1]:
-            first = last + 1 - int(np.argmin(np.append(finding.fires[::-1], False)))
-            found.append(Alarm(rule, rows[first]["step"], rows[last]["step"], finding.evidence(last), True))
+        for begin, end in edges[-1:].tolist() if only_firing else edges.tolist():
+            if end == len(rows) or not only_firing:
+                steps = rows[begin]["step"], rows[end - 1]["step"]
+                found.append(Alarm(rule, *steps, finding.evidence(end - 1), end == len(rows)))
     return sorted(found, key=lambda alarm: alarm.first)

@@ -66,7 +66,7 @@ def test_its_source_says_what_is_imported():
 
 
 def test_an_outage_that_episodes_do_not_outlast_is_warned_of(atlas_config):
-    """All groups closed short, where the worker was to wait and then to end."""
+    """Every episode failed before its worker gave up on the retriever, and each group lacked trajectories."""
     assert not [*options.patience(load_config(atlas_config))]
     (found,) = options.patience(load_config(atlas_config, ["--retriever.outage_s", "600"]))
     assert (found.status, found.what) == ("warning", "retriever.outage_s")
