@@ -267,7 +267,8 @@ def _tells_answers(name: str, value: Any) -> bool:
     if name in ("tools_kwargs", "need_tools_kwargs", "interaction_kwargs", MODEL):
         return True
     bare = name.removeprefix("normalized_")
-    return columns.are_aliases(bare) or (bare in {*_IN_EXTRA_INFO, *_IN_OBJECTS, *ANSWERS} and _holds(value))
+    known = {*_IN_EXTRA_INFO, *ANSWERS} if bare == name else _IN_OBJECTS  # a metadata's own "text" is none
+    return columns.are_aliases(bare) or (bare in known and _holds(value))
 
 
 def _hops(kept: Mapping[str, Any], values: Mapping[str, Any]) -> int | None:

@@ -77,6 +77,13 @@ def test_a_truth_that_is_no_answer_is_metadata(config):
     assert (found.answers, found.metadata) == ((), {"ground_truth": rubric})
 
 
+@pytest.mark.parametrize("holder", ["metadata", "extra_info"])
+def test_a_text_and_a_value_are_metadata_beside_an_answer(config, holder):
+    told = {"text": "a note", "value": 3}
+    (found,) = load_run_questions(config(REWARD, [{"question": "a", "answer": "me", holder: told}])).all
+    assert found.metadata == told
+
+
 def test_the_metadata_of_the_row_goes_before_that_of_its_reward_model(config):
     row = {"question": "a", "metadata": {"rubrics": ["mine"]}, "reward_model": {"rubrics": ["theirs"]}}
     (found,) = load_run_questions(config(REWARD, [row])).all
