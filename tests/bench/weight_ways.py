@@ -19,6 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from cusearch_async.config import Config, LoraConfig, load_config
 from cusearch_async.learner.adapter import Adapter
 from cusearch_async.learner.model import tied_names
+from cusearch_async.run import folder as run_folder
 from cusearch_async.weights.interface import TENSORS, Canary
 from cusearch_async.weights.objects import open_objects
 from cusearch_async.weights.transports import transport_of
@@ -48,7 +49,9 @@ def config_of(folder: Path, way: str) -> Config:
         **({"weights.url": f"http://127.0.0.1:{free_port()}"} if way == "http" else {}),
         **({"weights.objects": "s3://bench/run"} if way == "object" else {}),
     }
-    return load_config(ATLAS, [word for key, value in given.items() for word in (f"--{key}", str(value))])
+    config = load_config(ATLAS, [word for key, value in given.items() for word in (f"--{key}", str(value))])
+    run_folder.mark(config.folder, config.run.name)  # as a learner does before it serves
+    return config
 
 
 def after_a_step(weights: Tensors, noise: torch.Generator, lr: float = 1e-6) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.bench.weight_ways import after_a_step
+from tests.bench.weight_ways import WAYS, after_a_step, ways_of
 from tests.conftest import SLOW
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = pytest.mark.system
 
 
+@pytest.mark.slow
 def test_the_figures_of_publishing_are_written(tmp_path: Path):
     command = [sys.executable, "-m", "tests.bench.bench_weights", "--smoke", "--out", str(tmp_path / "weights.json")]
     subprocess.run(command, check=True, capture_output=True, timeout=300 * SLOW)
@@ -26,6 +28,14 @@ def test_the_figures_of_publishing_are_written(tmp_path: Path):
     assert 0 < found["lent_s_500m"] < found["update_s"]
     assert 0.01 < found["adapter_share"] <= 0.02
     assert 0.001 < found["delta_share_lr1e-6"] <= 0.1
+
+
+def test_a_version_goes_each_way(tmp_path: Path):
+    """The object store refused to begin: its run's folder had no marker."""
+    found = asyncio.run(ways_of("1 M", tmp_path))
+    kinds = [(kind, way) for way in WAYS for kind in ("whole", "adapter")] + [("difference", "http")]
+    assert found.keys() == {f"1 M, {kind}, {way}" for kind, way in kinds}
+    assert len({found[f"1 M, whole, {way}"]["bytes"] for way in WAYS}) == 1
 
 
 def test_a_step_changes_as_many_weights_as_one_of_float32_weights():
