@@ -21,7 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.algorithm.methods import method_class
+from cusearch_async.algorithm.methods import PlansRollouts, method_class
 from cusearch_async.cli.parts.arguments import add_trust, at_least
 from cusearch_async.cli.parts.passes import answering_search, run_passes_with
 from cusearch_async.config import Config, MethodConfig, load_config
@@ -114,7 +114,12 @@ def _method(config: Config, name: str, budget: int) -> MethodConfig:
     name, is_mixed = name.removesuffix(MIXED), name.endswith(MIXED)
     if is_mixed or "mixed_groups_only" in method_class(name).Settings.model_fields:
         overrides += ["--method.mixed_groups_only", str(is_mixed).lower()]  # whatever the run's own method has
-    return with_method(config, name, overrides).method
+    found = with_method(config, name, overrides).method
+    if isinstance(found.make(), PlansRollouts):
+        raise ConfigError(
+            f"--methods: {name} takes all that it generates, and differs in how much that is: run it instead"
+        )
+    return found
 
 
 def measured(config: Config, model: str, step: int, count: int) -> list[MeasuredPool]:

@@ -62,6 +62,10 @@ class ProbedSearch:
             return [passage for passage, evidence in zip(passages, found, strict=True) if not evidence]
         return passages
 
+    def forget(self, ticket: int) -> None:
+        """An episode begins again, with nothing found."""
+        self._found.pop(ticket, None)
+
     def take_recall(self, questions: Sequence[Question]) -> list[float | None]:
         """Of the pass that is over; the next one begins without it."""
         found, self._found = self._found, {}
@@ -91,6 +95,6 @@ async def run_passes(
     results = []
     for rollout, one in enumerate(passes):
         search.mode = one.mode
-        episodes = await evaluate(runner, one.questions, one.temperature, concurrency, rollout)
+        episodes = await evaluate(runner, one.questions, one.temperature, concurrency, rollout, search.forget)
         results.append(PassResult(episodes, search.take_recall(one.questions)))
     return results

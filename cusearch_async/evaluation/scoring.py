@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,15 @@ Z95 = 1.96
 
 
 async def evaluate(
-    runner: EpisodeRunner, questions: Sequence[Question], temperature: float, concurrency: int, rollout: int = 0
+    runner: EpisodeRunner,
+    questions: Sequence[Question],
+    temperature: float,
+    concurrency: int,
+    rollout: int = 0,
+    forget: Callable[[int], None] = lambda ticket: None,
 ) -> list[Trajectory]:
     """One episode per question, in their order; `temperature` 0 is greedy. Each `rollout` has separate random numbers.
+    `forget` is told the ticket of an episode that failed and is run again.
 
     Raises: ConfigError before the first episode when a question does not fit; EpisodeFailed for one that fails each
     time."""
@@ -55,7 +61,7 @@ async def evaluate(
     async def one(number: int, question: Question) -> Trajectory:
         nonlocal done, logged
         async with room:
-            trajectory = await _with_attempts(runner, question, EVAL_TICKETS + number, rollout, temperature)
+            trajectory = await _with_attempts(runner, question, EVAL_TICKETS + number, rollout, temperature, forget)
         done += 1
         if time.monotonic() - logged > LOG_EVERY_S:
             log.info("finished %d of %d episodes", done, len(questions))
@@ -68,7 +74,12 @@ async def evaluate(
 
 
 async def _with_attempts(
-    runner: EpisodeRunner, question: Question, ticket: int, rollout: int, temperature: float
+    runner: EpisodeRunner,
+    question: Question,
+    ticket: int,
+    rollout: int,
+    temperature: float,
+    forget: Callable[[int], None],
 ) -> Trajectory:
     """Raises: EpisodeFailed that names the question, after the last attempt."""
     for attempt in range(1, ATTEMPTS + 1):
@@ -79,6 +90,7 @@ async def _with_attempts(
             if attempt == ATTEMPTS:
                 raise EpisodeFailed(f"question {question.id} failed {ATTEMPTS} times: {why}") from error
             log.warning("question %s failed (%s); it is asked again", question.id, why)
+            forget(ticket)
     raise AssertionError
 
 

@@ -8,6 +8,7 @@ from cusearch_async.evaluation.probing import Pass, ProbedSearch, evidence_in, r
 from cusearch_async.evaluation.scoring import EVAL_TICKETS
 from cusearch_async.types import Question
 from tests.evaluation.planted import QUESTIONS, Engine, PlantedRunner, reads
+from tests.strategies import make_trajectory
 
 
 def question_of(*evidence):
@@ -89,3 +90,20 @@ async def test_passes_run_in_order_each_in_its_mode_and_with_separate_random_num
     assert [one.em for one in results] == [[1.0] * 3, [0.0] * 3, [0.0] * 3, [1.0] * 3]
     assert [one.recall for one in results] == [[1.0] * 3, [0.0] * 3, [1.0] * 3, [1.0] * 3]
     assert sorted(set(runner.done)) == [(0, 0.0), (1, 0.0), (2, 0.0), (3, 0.7)]
+
+
+class FailsAfterItsSearch(PlantedRunner):
+    """The first attempt; the second answers without a search."""
+
+    async def run(self, question, ticket, *_):
+        if self.done:
+            return make_trajectory(ticket)
+        self.done.append((0, 0.0))
+        await self._search.search("?", 0, question, ticket)
+        raise TimeoutError
+
+
+async def test_what_a_failed_attempt_found_is_not_of_the_next():
+    probed = ProbedSearch(Engine())
+    (result,) = await run_passes(FailsAfterItsSearch(reads, probed), probed, [Pass(QUESTIONS[3:4], 0.0)], 1)
+    assert result.recall == [0.0]

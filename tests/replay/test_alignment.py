@@ -13,6 +13,7 @@ from rich.console import Console
 
 from cusearch_async.cli import align
 from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
 from cusearch_async.replay.alignment import Chosen, Cosines, MeasuredPool, _at_equal, chosen_by, cosines_of, figures_of
 from cusearch_async.replay.selection import with_method
 from cusearch_async.study.statistics import Spread
@@ -191,3 +192,10 @@ def test_the_controls_take_as_many_as_the_runs_own_sdga_would():
     config = load_config(Path("atlas"))
     reserves = {align._method(config, name, 12).own.phase_reserve for name in ("sdga_phase", "random_siblings")}
     assert reserves == {0.5}
+
+
+@pytest.mark.parametrize("name", ["grpo_half", "ar3po"])
+def test_a_method_that_differs_in_what_it_generates_is_refused(name):
+    """It was given GRPO-Full's pools, and so GRPO-Full's figures."""
+    with pytest.raises(ConfigError, match=f"--methods: {name} takes all that it generates"):
+        align._method(load_config(Path("atlas")), name, 12)

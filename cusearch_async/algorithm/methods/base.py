@@ -30,7 +30,7 @@ class Candidates:
 
     depths: NDArray[np.int64]  # [T] cnt(τ), 0..s_max
     rewards: NDArray[np.float64]  # [T]
-    passed: NDArray[np.bool_]  # [T] whether the answer scored at all: F1 > 0
+    passed: NDArray[np.bool_]  # [T] whether the answer scored at all: F1 > 0 or EM > 0
     tickets: NDArray[np.int64]  # [T] equal within a group
     rollouts: NDArray[np.int64]  # [T] index within the group
     tokens: NDArray[np.int64]  # [T] sampled tokens, which are what is trained on
