@@ -73,6 +73,8 @@ class _Row:
     """Of the newest turn in the episode."""
     repeated: int = 0
     """How often its newest request came again."""
+    is_left: bool = False
+    """Whether a client has gone that asked for its newest turn."""
 
     def is_answered(self, request: TurnRequest) -> bool:
         """Whether it is this row's newest request, sent again."""
@@ -104,6 +106,8 @@ class Turns:
         self.finished = 0
         self._uncounted: dict[int, tuple[set[str], int]] = {}
         """Turn -> the ids of those of its calls that count, and its tokens."""
+        self._given: set[str] = set()
+        """The ids of all calls; others are the program's."""
         self.counted_tokens = 0
         self.waited_s = 0.0
         """While at least one search was under way."""
@@ -135,16 +139,20 @@ class Turns:
         row = self._answered(request) or self._row_for(request)
         if row.turn is None:
             row.request, row.turn = request, asyncio.ensure_future(self._sample(row, request))
+        row.is_left = False
         try:
             return await asyncio.shield(row.turn)
         except asyncio.CancelledError:
             if not self._has_ended:
+                row.is_left = True
                 raise
             raise Refused("this session has ended", code="session_ended", status=409) from None
 
     def _answered(self, request: TurnRequest) -> _Row | None:
-        """The row whose newest request it is, sent again. Raises: Refused for one that does not stop."""
-        row = None if request.is_first else next((row for row in self.rows if row.is_answered(request)), None)
+        """The row whose newest request it is, sent again; of several, one that a client has left. Raises: Refused for
+        one that does not stop."""
+        same = [] if request.is_first else [row for row in self.rows if row.is_answered(request)]
+        row = max(same, key=lambda row: row.is_left, default=None)
         if row is not None:
             row.repeated += 1
             if row.repeated > MOST_REPEATED:
@@ -202,6 +210,7 @@ class Turns:
         row.number = number
         row.tape.add_turn(turn, text, is_cut)
         self.finished += 1
+        self._given |= {call.id for call in calls}
         self._uncounted[number] = ({call.id for call in calls if self._counts(call)}, len(turn.token_ids))
         message = Message("assistant", parsed.text, calls, thoughts=parsed.thoughts)
         is_whole = ended in (end, *self._chat.further_ends)
@@ -222,9 +231,9 @@ class Turns:
 
     def _take(self, row: _Row, request: TurnRequest, given: list[int]) -> None:
         """Put what came before the turn on the tape. The turns whose results it has count; without tools, the one that
-        it answers. A new row without results of tools may hold them as text, unless an earlier row began with the same
-        messages: all turns before count that called one."""
-        answered = _answered_calls(row, request)
+        it answers. A new row without results of known calls may hold them otherwise, unless an earlier row began with the
+        same messages: all turns before count that called one."""
+        answered = _answered_calls(row, request) & self._given
         is_told_anew = not row.tape.logprobs and not answered and not self._has_been_told(row, request)
         for number, (calls, tokens) in list(self._uncounted.items()):
             if calls & answered or (calls and is_told_anew) or (number == row.number and not request.tools):

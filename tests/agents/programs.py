@@ -236,8 +236,16 @@ async def gives_no_ids(task: Task) -> str:
     return await _searches(task, lambda call: {"name": call["function"]["name"]})
 
 
-async def _searches(task: Task, named: Callable[[dict], dict]) -> str:
-    """Searches as long as the policy wants to; the calls have ids of this program."""
+async def gives_other_ids_and_forgets(task: Task) -> str:
+    return await _searches(task, lambda call: {"tool_call_id": call["id"]}, forgets=True)
+
+
+async def gives_no_ids_and_forgets(task: Task) -> str:
+    return await _searches(task, lambda call: {"name": call["function"]["name"]}, forgets=True)
+
+
+async def _searches(task: Task, named: Callable[[dict], dict], forgets: bool = False) -> str:
+    """Searches as long as the policy wants to; the calls have ids of this program. Old results may be shortened."""
     messages: list = [{"role": "user", "content": task.question}]
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {task.api_key}"}) as session:
         while True:
@@ -249,6 +257,9 @@ async def _searches(task: Task, named: Callable[[dict], dict]) -> str:
                 return str(message["content"])
             for number, call in enumerate(message["tool_calls"]):
                 call["id"] = f"mine-{len(messages)}-{number}"
+            for old in messages if forgets else ():
+                if old["role"] == "tool":
+                    old["content"] = "…"
             messages.append(message)
             for call in message["tool_calls"]:
                 found = await task.search(json.loads(call["function"]["arguments"])["query"])

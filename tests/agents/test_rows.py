@@ -55,6 +55,13 @@ async def test_a_result_counts_once_though_the_history_changes_at_every_turn():
     assert trajectory.retrieval_tokens == sum(len(turn) for turn in scene.policy._turns[:2])
 
 
+@pytest.mark.parametrize("program", ["gives_other_ids_and_forgets", "gives_no_ids_and_forgets"])
+async def test_results_count_though_the_history_changes_and_the_ids_are_the_programs(program):
+    """Those of a new row were taken for results of other calls, and none counted."""
+    trajectory = await Scene([calling("Pinsk"), calling("Belarus"), "5"], program).run()
+    assert (trajectory.depth, trajectory.turns, len(trajectory.starts)) == (2, 3, 2)
+
+
 async def test_results_that_are_told_as_text_count():
     scene = Scene([calling("Pinsk"), calling("Belarus"), "5"], "tells_its_calls_as_text")
     trajectory = await scene.run()
@@ -254,6 +261,28 @@ async def test_a_turn_is_sampled_to_its_end_though_the_client_has_gone():
     slow.go.set()
     assert (await turns.ask(request_of("?"))).message.content == "5"
     assert slow.begun == 1
+
+
+@pytest.mark.parametrize("is_first_done", [True, False])
+async def test_a_request_that_is_sent_again_gets_its_own_sample(is_first_done):
+    """It got that of the first that had asked the same; its own was trained, and nobody had read it."""
+    scene = Scene(["5", "6"])
+    turns, request = turns_of(scene), replace(request_of("?"), is_first=True)
+    slow = Slow(scene)
+    first = asyncio.ensure_future(turns.ask(request))
+    await until(lambda: slow.begun == 1)
+    if is_first_done:
+        slow.go.set()
+        await first
+        slow.go.clear()
+    asking = asyncio.ensure_future(turns.ask(request))
+    await until(lambda: slow.begun == 2)
+    asking.cancel()
+    await asyncio.wait([asking])
+    again = asyncio.ensure_future(turns.ask(replace(request, is_first=False)))
+    slow.go.set()
+    assert [(await one).message.content for one in (first, again)] == ["5", "6"]
+    assert (slow.begun, len(turns.rows)) == (2, 2)
 
 
 async def test_the_end_of_an_episode_ends_its_turns():
