@@ -78,7 +78,8 @@ def _is_token(given: str, token: str) -> bool:
 
 
 def _ask_for_token(token: str, port: int) -> Middleware:
-    """A browser gives it once, as `?token=`, and then has it as a cookie that other sites cannot use."""
+    """A browser gives it once, as `?token=`, and then has it as a cookie that other sites cannot post with. It is
+    sent, too, where the address is opened out of another site's page, such as a terminal in the browser."""
     cookie = f"cusearch-{port}"  # a browser has one set of cookies for all ports of a host
 
     @web.middleware
@@ -86,7 +87,7 @@ def _ask_for_token(token: str, port: int) -> Middleware:
         in_address = request.query.get("token", "")
         if _is_token(in_address, token):
             found = web.HTTPFound(request.url.without_query_params("token").relative())
-            found.set_cookie(cookie, in_address, httponly=True, samesite="Strict")
+            found.set_cookie(cookie, in_address, httponly=True, samesite="Lax")
             raise found
         if not _is_token(request.cookies.get(cookie) or _bearer_of(request), token):
             why = "this server needs its token: open the address that it has printed"

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 from pathlib import Path
+from urllib.parse import quote
 
 from cusearch_async.cli.parts.arguments import add_trust, parsed
 from cusearch_async.config import LOOPBACK, given_page_token, load_config, saved_in
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     token = "" if arguments.host in LOOPBACK else token_of_all(runs, arguments.host)
     reached = socket.gethostname() if arguments.host == EVERYWHERE else arguments.host
     for name in names:
-        asked = f"?token={token}" if token else ""
+        asked = f"?token={quote(token, safe='')}" if token else ""
         log.info("the page of %s: http://%s:%d%s%s", name, reached, arguments.port, address_of(name), asked)
     url = f"http://{arguments.host}:{arguments.port}"
     key = f"--host {arguments.host} and --port" if token else "--port"

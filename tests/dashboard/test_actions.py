@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
+import logging
+import re
 import stat
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
 
+from cusearch_async.cli import dashboard
 from cusearch_async.cli.dashboard import token_of_all
 from cusearch_async.config import Config, load_config
 from cusearch_async.dashboard.server import Shown, application
@@ -146,6 +152,19 @@ def test_on_other_addresses_all_runs_have_one_token(config, tmp_path, monkeypatc
     assert token_of_all([Shown(tmp_path / "not-yet", config)], "0.0.0.0") == "given", "before its learner has begun"
     monkeypatch.setenv("CUSEARCH_PAGE_TOKEN", "given\n")
     assert token_of_all([own], "0.0.0.0") == own.token() == "given", "out of a file"
+
+
+def test_the_printed_address_has_the_token_as_it_is(config, monkeypatch, caplog):
+    """A `+` was read as a space, and the address that had been printed was refused."""
+    token = "a+b/c=&d#e%41"
+    monkeypatch.setenv("CUSEARCH_PAGE_TOKEN", token)
+    monkeypatch.setattr(dashboard, "serve", AsyncMock())
+    parser = argparse.ArgumentParser()
+    dashboard.add(parser)
+    with caplog.at_level(logging.INFO):
+        dashboard.run(parser.parse_args([str(config.folder), "--host", "0.0.0.0"]), [])
+    (address,) = re.findall(r"http://\S+", caplog.text)
+    assert URL(address).query == {"token": token}
 
 
 def test_a_folder_that_is_no_runs_gets_no_token(config, tmp_path):
