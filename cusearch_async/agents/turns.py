@@ -231,8 +231,8 @@ class Turns:
 
     def _take(self, row: _Row, request: TurnRequest, given: list[int]) -> None:
         """Put what came before the turn on the tape. The turns whose results it has count; without tools, the one that
-        it answers. A new row without results of known calls may hold them otherwise, unless an earlier row began with the
-        same messages: all turns before count that called one."""
+        it answers. A new row without results of known calls may hold them otherwise, unless an earlier row began with
+        the same messages: all turns before count that called one."""
         answered = _answered_calls(row, request) & self._given
         is_told_anew = not row.tape.logprobs and not answered and not self._has_been_told(row, request)
         for number, (calls, tokens) in list(self._uncounted.items()):

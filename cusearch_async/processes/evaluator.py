@@ -128,8 +128,8 @@ class Evaluator:
 
     async def load_due(self, state: RunState, is_finished: bool) -> int | None:
         """Load the version that is due for scoring; None when there is none, or it cannot be read now. `is_finished`:
-        the run is. Raises: ContractMismatch when a learner has changed the run contract; WeightsUnavailable or
-        WriteFailed when the last version cannot be loaded."""
+        the run is. Raises: ContractMismatch when a learner has changed the run contract; WeightsUnavailable when
+        the last version cannot be loaded; WriteFailed."""
         last = state.step if is_finished else self._config.run.steps
         version = due_version(state, self._done.version, self._config.eval, last)
         if version is None or time.monotonic() < self._next_look:

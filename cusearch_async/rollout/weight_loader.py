@@ -100,6 +100,7 @@ class PatientLoader:
         if not is_urgent or self._idle_since is None:
             self._idle_since = now
         if now - self._idle_since > self._patience_s:
+            self._idle_since = None  # an evaluator leaves this version out, and begins with another
             if isinstance(error, WriteFailed):
                 raise WriteFailed(f"{error}; no version could be loaded for {self._patience_s:g} s") from error
             raise WeightsUnavailable(

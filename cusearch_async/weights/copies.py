@@ -9,15 +9,23 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from cusearch_async.errors import RunInUse, WeightsUnavailable
-from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, write_failed, writing
-from cusearch_async.run.folder import locked
+from cusearch_async.errors import ConfigError, WeightsUnavailable
+from cusearch_async.files import (
+    entries,
+    is_half_done,
+    put_in_place,
+    remove,
+    remove_sealed,
+    try_lock,
+    write_failed,
+    writing,
+)
 from cusearch_async.weights.folder import NAME, WeightStore, newest_of, read_manifest
 from cusearch_async.weights.interface import ADAPTER_CONFIG, MANIFEST, Manifest, OpenedVersion
 from cusearch_async.weights.tensor_file import ArrivingTensors, BadTensorFile
@@ -157,12 +165,24 @@ def keep(piece: bytes, file: BinaryIO, tensors: ArrivingTensors | None) -> None:
 
 @asynccontextmanager
 async def _alone(lock: Path) -> AsyncIterator[None]:
-    """Excludes the other processes of this machine."""
-    with ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(locked(lock, fcntl.LOCK_EX, f"{lock.parent} is in use"))
-                break
-            except RunInUse:
+    """Excludes the other processes of this machine. Raises: ConfigError where nothing can be locked; WriteFailed."""
+    with _opened(lock) as file:
+        try:
+            while not try_lock(file, fcntl.LOCK_EX):
                 await asyncio.sleep(POLL_S)
+        except OSError as error:
+            raise ConfigError(
+                f"{lock} cannot be locked ({error.strerror}), so two processes would write one copy; choose a "
+                "weights.folder on a file system with locks, such as this machine's own disk"
+            ) from error
         yield
+
+
+def _opened(lock: Path) -> BinaryIO:
+    try:
+        return lock.open("a+b")
+    except OSError as error:
+        try:
+            return lock.open("rb")  # of a disk that can no longer be written, the copies serve
+        except OSError:
+            raise write_failed(lock, error) from error

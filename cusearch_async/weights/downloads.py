@@ -81,7 +81,9 @@ class Downloads(Copies):
 
     async def last(self, client: str, have: str) -> list[str]:
         """The name of the last version, when the learner ends. Raises: WeightsUnavailable."""
-        last: list[str] = await self._json("/last", client=client, have=have)
+        last: list[str] | None = await self._json("/last", client=client, have=have)
+        if last is None:  # blanks alone: a proxy has ended the answer of a learner that died
+            raise LearnerUnreachable(f"the learner at {self._url} ended before it named its last version")
         return last
 
     async def follow_to_the_end(self) -> None:

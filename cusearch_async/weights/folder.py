@@ -141,8 +141,9 @@ class WeightStore:
 
     def _kept(self, names: Sequence[str], count: int) -> set[str]:
         """Those of these versions that are still needed."""
-        newest = sorted(names, key=order_of)[-count:]
-        return {name for name in names if name in newest or self._keeps(order_of(name)[1])}
+        ordered = sorted(names, key=order_of)
+        of_versions = {order_of(name)[1]: name for name in ordered}  # the newest of each, as only that is opened
+        return {*ordered[-count:], *(name for version, name in of_versions.items() if self._keeps(version))}
 
     def _entries(self) -> list[tuple[Path, re.Match[str]]]:
         return entries(self.folder, NAME)

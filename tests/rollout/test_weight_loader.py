@@ -51,3 +51,20 @@ async def test_a_worker_with_weights_waits_for_a_learner_that_died_after_it_anno
     else:
         with pytest.raises(WeightsUnavailable, match="a is damaged; no other version was announced for 0 s"):
             await loader.load("a", check=False, idle=True, is_finished=is_finished)
+
+
+async def test_the_version_after_one_that_was_given_up_has_the_whole_patience(monkeypatch):
+    """An evaluator goes on with it; it was left out at its first failed attempt."""
+    now = [0.0]
+    monkeypatch.setattr(weight_loader.time, "monotonic", lambda: now[0])
+    loader = weight_loader.PatientLoader(Engine("a", "b"), None, patience_s=60.0)
+
+    async def is_given_up(name: str, at: float) -> bool:
+        now[0] = at
+        try:
+            return await loader.load(name, check=False, idle=True)
+        except WeightsUnavailable:
+            return True
+
+    assert [await is_given_up("a", at) for at in (0.0, 50.0, 61.0)] == [False, False, True]
+    assert [await is_given_up("b", at) for at in (100.0, 150.0, 161.0)] == [False, False, True]

@@ -104,6 +104,8 @@ async def test_versions_that_are_to_be_scored_are_kept_besides_the_newest(tmp_pa
     assert (await store.newest_of(3), await store.newest_of(4)) == (names[3], None)
     later = store.publish(3, 2, tensors(3), CANARY)
     assert await store.newest_of(3) == later
+    assert not (tmp_path / names[3]).exists(), "what no evaluator opens: each restart of a learner left more"
+    assert (tmp_path / names[0]).exists()
 
 
 def cut(path: Path) -> None:

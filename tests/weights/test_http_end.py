@@ -149,6 +149,25 @@ async def test_a_moment_without_room_does_not_lose_the_last_version(site, server
     assert site.downloaded() == {last}
 
 
+async def test_an_answer_that_a_proxy_ended_is_asked_for_again(site, servers, monkeypatch):
+    """Blanks alone, of a learner that died: the evaluator stopped asking, without a word, and had no last version."""
+    monkeypatch.setattr(client, "RETRY_S", 0.01)
+    answer, cut = http.Server._last, []
+
+    async def cut_the_first(own, request):
+        if not cut:
+            cut.append(request)
+            return web.Response(text="  ", content_type="application/json")
+        return await answer(own, request)
+
+    monkeypatch.setattr(http.Server, "_last", cut_the_first)
+    async with site.host(needs_last=True):
+        async with site.learner.serving():
+            await until(lambda: servers[0].asking == 1)
+            last = site.publish(1)
+        assert site.downloaded() == {last}
+
+
 async def test_a_learner_at_its_end_does_not_wait_for_who_has_gone(site, servers, monkeypatch):
     monkeypatch.setattr(client, "RETRY_S", 0.01)
     async with site.learner.serving():
