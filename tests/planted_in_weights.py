@@ -91,8 +91,13 @@ WEIGHTS = {
     ),
     "versions to be scored are deleted": (
         ("weights/folder.py", "weights/test_folder.py"),
-        " or self._keeps(order_of(name)[1])",
-        "",
+        " if self._keeps(version)",
+        " if False",
+    ),
+    "what was published again stays": (
+        ("weights/folder.py", "weights/test_folder.py"),
+        "of_versions = {order_of(name)[1]: name for name in ordered}",
+        "of_versions = {order_of(name)[1]: name for name in reversed(ordered)}",
     ),
     "a restored file is not checked": (DIFFERENCE, "            tensors.add(restored)\n", ""),
     "half a difference is enough": (DIFFERENCE, "if len(piece) < place.stop - place.start:", "if False:"),

@@ -29,7 +29,8 @@ class RedisConfig(Section):
     max_trajectories: Free[int | None] = Field(None, ge=1)
     """Maximum number of buffered trajectories; None: (max_staleness + 2)·N·G."""
     max_mib: Free[int] = Field(4096, ge=1)
-    """Maximum size of the buffered payloads; pools kept for recovery are not counted."""
+    """Maximum size of the buffered payloads; pools kept for recovery, and the newest 1,000 quarantined ones, are
+    not counted."""
 
     @model_validator(mode="after")
     def _plain_url(self) -> RedisConfig:

@@ -64,7 +64,8 @@ class _Credentials(CredentialProvider):
 
 
 def connect(settings: RedisConfig, password: Password = lambda: None) -> Any:
-    """A client for one process; no connection is made yet. When all its connections are in use, callers wait.
+    """A client for one process; no connection is made yet. When all connections to one server are in use,
+    callers wait; with sentinels the next is refused.
 
     redis:// and rediss:// (TLS; `?ssl_ca_certs=FILE` names the authority) connect to one server.
     redis+sentinel://HOST:PORT[,HOST:PORT...]/SERVICE[/DB] connects to the master that the sentinels name; the password
@@ -97,8 +98,8 @@ def connect(settings: RedisConfig, password: Password = lambda: None) -> Any:
 
 
 class Connection:
-    """Runs commands on a client, and retries them for up to `patience_s` during an outage, but not once `stop` is
-    set."""
+    """Runs commands on a client, and retries them for up to `patience_s` during an outage; once `stop` is set, a few
+    times at most."""
 
     def __init__(
         self,

@@ -78,6 +78,7 @@ FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *LIMITS_IN_REDIS} | {
     "pools_end",
     "method_fields",
     "lease_ms",
+    "quarantined_by",
 }
 """Names that the scripts and `state()` use in `state` and `limits`. A field of a method must not have one of them."""
 

@@ -61,7 +61,8 @@ class LearnerSide(RedisRun):
         if bad:
             for name, reason in bad.items():
                 log.warning("trajectory %s is quarantined: %s", name, reason)
-            await self.run_script("quarantine", self.epoch, *itertools.chain.from_iterable(bad.items()))
+            reasons = itertools.chain.from_iterable(bad.items())
+            await self.run_script("quarantine", self.epoch, self.next_name(), *reasons)
         if status == "found":
             taken = None if bad else await self.run_script("claim", self.epoch, step, "take", *names)
             if taken is None or taken[0] != b"kept":

@@ -28,7 +28,7 @@ class OperatorSide(RedisRun):
         await self.ask_all(write)
 
     async def quarantine(self, trajectory_id: str, reason: str) -> bool:
-        return bool(await self.run_script("quarantine", "", trajectory_id, reason))
+        return bool(await self.run_script("quarantine", "", self.next_name(), trajectory_id, reason))
 
     async def reopen(self, ticket: int) -> bool:
         return bool(await self.run_script("reopen", ticket))

@@ -13,7 +13,7 @@ from redis import exceptions
 from cusearch_async.errors import BufferLost, ConfigError, CusearchError, Fenced
 from cusearch_async.run.identity import NOBODY, Identity, granted_otherwise, has_joined, refusal
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.interface import ALIVE_S, LearnerStatus, Ledger, Queues, RunState, WorkerStatus
+from cusearch_async.transport.interface import AHEAD_S, ALIVE_S, LearnerStatus, Ledger, Queues, RunState, WorkerStatus
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.scripts import SCRIPTS, script
@@ -105,7 +105,8 @@ class RedisRun:
 
     async def learner(self) -> LearnerStatus | None:
         raw, left_ms = await self.ask_all(lambda pipe: pipe.hgetall(self.keys.learner).pttl(self.keys.learner))
-        return self._status(LearnerStatus, raw, ALIVE_S - left_ms / 1000) if raw else None
+        age_s = ALIVE_S - left_ms / 1000  # below 0 where the server's clock was put back, for as long as by how much
+        return self._status(LearnerStatus, raw, age_s) if raw and age_s > -AHEAD_S else None
 
     async def workers(self) -> dict[str, WorkerStatus]:
         keys = self.keys

@@ -47,7 +47,7 @@ WRITTEN_BY_WORKERS = (
     "staged:*",
 )
 _DELETED_BY_WORKERS = ("worker:*", "staged:*")
-_SENT_BY_WORKERS = ("get", "hgetall", "hlen", "pttl", "set", "time", "xread", "zcard", "zcount", "zrange")
+_SENT_BY_WORKERS = ("get", "hgetall", "hlen", "pttl", "set", "time", "xread", "zcard", "zcount", "zmscore", "zrange")
 """Besides scripts, and what makes a connection or a transaction."""
 _EVERYTHING = "resetchannels +@all -@dangerous -@scripting +info"
 _SCRIPT_COMMAND = re.compile(r"call\('(\w+)'")

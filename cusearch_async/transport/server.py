@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from cusearch_async.config import LOOPBACK, RedisConfig, redis_password, redis_password_file
 from cusearch_async.errors import BufferUnavailable, RunInUse
@@ -24,6 +24,8 @@ from cusearch_async.run.folder import locked
 
 log = logging.getLogger(__name__)
 
+_TLS_FILES = {"ssl_ca_certs": "--cacert", "ssl_certfile": "--cert", "ssl_keyfile": "--key"}
+"""Options of an address -> those of redis-cli."""
 _PERMISSIONS = "~cusearch:* resetchannels +@all -@dangerous +info +config|get"
 """Permissions with the password. @dangerous are commands that affect more than the data: MODULE, CONFIG SET, DEBUG,
 REPLICAOF, ACL, SAVE, SHUTDOWN, and FLUSHALL."""
@@ -148,23 +150,28 @@ def redis_cli_line(redis: RedisConfig, run_folder: Path) -> str:
     parts = urlsplit(redis.url)
     if parts.scheme == "redis+sentinel":
         host, port = parts.netloc.rpartition("@")[2].split(",")[0].rsplit(":", 1)
-        ask = f"redis-cli -h {host} -p {port} sentinel get-master-addr-by-name {parts.path.split('/')[1]}"
-        return f"redis-cli $({ask} | xargs printf -- '-h %s -p %s')"
-    words = ["redis-cli", "-p", str(parts.port or 6379)]
-    if parts.hostname not in ("127.0.0.1", "localhost"):
-        words[1:1] = ["-h", parts.hostname or ""]
-    if parts.scheme == "rediss":
-        words.append("--tls")
-    if parts.username:
-        words += ["--user", unquote(parts.username)]
-    if parts.path.strip("/") not in ("", "0"):
-        words += ["-n", parts.path.strip("/")]
+        service, _, database = parts.path.strip("/").partition("/")
+        own = 'REDISCLI_AUTH="$CUSEARCH_SENTINEL_PASSWORD" ' if os.environ.get("CUSEARCH_SENTINEL_PASSWORD") else ""
+        ask = f"{own}redis-cli -h {host} -p {port} sentinel get-master-addr-by-name {shlex.quote(service)}"
+        line = f"redis-cli $({ask} | xargs printf -- '-h %s -p %s')"
+    else:
+        database = parts.path.strip("/")
+        is_here = parts.hostname in ("127.0.0.1", "localhost")
+        line = shlex.join(
+            ["redis-cli", *([] if is_here else ["-h", parts.hostname or ""]), "-p", str(parts.port or 6379)]
+        )
+    words = ["--tls"] if parts.scheme == "rediss" else []
+    for name, values in parse_qs(parts.query).items():
+        words += [_TLS_FILES[name], values[0]] if name in _TLS_FILES else []
+    words += ["--user", unquote(parts.username)] if parts.username else []
+    words += ["-n", database] if database not in ("", "0") else []
+    line = " ".join([line, *map(shlex.quote, words)])
     path = redis_password_file(redis, run_folder)
     if os.environ.get("CUSEARCH_REDIS_PASSWORD"):
-        return f'REDISCLI_AUTH="$CUSEARCH_REDIS_PASSWORD" {shlex.join(words)}'
+        return f'REDISCLI_AUTH="$CUSEARCH_REDIS_PASSWORD" {line}'
     if path is not None and path.exists():
-        return f"REDISCLI_AUTH=$(cat {shlex.quote(str(path))}) {shlex.join(words)}"
-    return shlex.join(words)
+        return f"REDISCLI_AUTH=$(cat {shlex.quote(str(path))}) {line}"
+    return line
 
 
 def places_of(url: str) -> list[str]:

@@ -307,6 +307,29 @@ async def test_a_recover_that_is_delivered_again_takes_over_once(redis_backend):
     assert await buffer.state() == before
 
 
+async def test_a_quarantine_that_is_delivered_again_leaves_what_came_after_it(redis_backend):
+    """The good trajectory that was generated in its place was quarantined for the reason of the bad one."""
+    buffer = await started(redis_backend, max_staleness=0)
+    sent = recorded(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    assert await buffer.quarantine("0:1", "it is bad")
+    (slot,) = await buffer.admit("w", 0, N * G)
+    await fill(buffer, [slot])
+    assert await sent["quarantine"]() == 1, "as it was answered"
+    assert (await buffer.ledger()).quarantined == 1
+    assert await redis_backend.client.exists(buffer.keys.payload("0:1"), buffer.keys.quarantined_payload("0:1")) == 2
+    assert await buffer.quarantine("0:1", "another is bad")
+
+
+async def test_after_a_step_back_of_the_servers_clock_a_dead_learner_is_not_alive(redis_backend):
+    """Its last word was valid for as long as the clock had gone back, and commands refused the run meanwhile."""
+    buffer = await recovered(redis_backend)
+    await buffer.learner_heartbeat(LearnerStatus(epoch=1, host="a", pid=7, step=0))
+    assert await buffer.learner() is not None
+    await redis_backend.client.pexpire(redis_backend.keys.learner, 3_600_000)
+    assert await buffer.learner() is None
+
+
 async def test_a_learner_that_says_nothing_any_more_is_gone_by_itself(redis_backend):
     buffer = await recovered(redis_backend)
     await buffer.learner_heartbeat(LearnerStatus(epoch=1, host="a", pid=7, step=0))

@@ -378,7 +378,7 @@ async def test_a_replaced_learner_quarantines_nothing(redis_backend):
     await fill(old, await old.admit("w", 0, N * G))
     await new.recover(0)
     with pytest.raises(Fenced):
-        await old.run_script("quarantine", old.epoch, "0:0", "it is bad")
+        await old.run_script("quarantine", old.epoch, old.next_name(), "0:0", "it is bad")
     assert (await new.ledger()).quarantined == 0
 
 

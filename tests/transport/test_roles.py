@@ -88,6 +88,7 @@ def test_a_worker_is_granted_no_more_than_what_its_code_needs():
     assert [word for word in words if word.startswith("%")] == [f"%R~{prefix}*"]
     own = {sha1(script(name).encode()).hexdigest() for name in SCRIPTS_OF_WORKERS}
     assert {word.partition("|")[2] for word in words if word.startswith("+evalsha|")} == own
+    assert "+zmscore" in words, "who reads the queues of a step whose tickets are kept"
     assert not {"+@all", "+evalsha", "+eval", "+@write", "+@scripting", "allkeys", "allcommands"} & {*words}
 
 
@@ -116,6 +117,8 @@ async def test_a_run_goes_from_start_to_checkpoint_with_a_user_for_each_role(ser
             await learner.commit(pool, pool.trajectories[:1])
             await learner.announce(step + 1, f"v{step + 1:06d}-e1")
         await worker.identity()
+        await worker.queues(3)
+        server.client("learner").hset(learner.keys.reserved, "3", "6,7")
         await worker.queues(3)
         assert await worker.learner() is None
         assert list(await worker.workers()) == ["w"]

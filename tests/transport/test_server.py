@@ -242,6 +242,12 @@ def test_an_older_server_does_not_start_empty_on_the_files_of_a_newer_one(tmp_pa
         ("redis://10.0.0.1/3", "redis-cli -h 10.0.0.1 -p 6379 -n 3"),
         ("rediss://worker@db:6380/0", "redis-cli -h db -p 6380 --tls --user worker"),
         ("redis://team%40lab@db/0", "redis-cli -h db -p 6379 --user team@lab"),
+        ("rediss://db/0?ssl_ca_certs=/etc/a ca.pem", "redis-cli -h db -p 6379 --tls --cacert '/etc/a ca.pem'"),
+        (
+            "redis+sentinel://me@a:1/runs/2",
+            "redis-cli $(redis-cli -h a -p 1 sentinel get-master-addr-by-name runs | xargs printf -- '-h %s -p %s') "
+            "--user me -n 2",
+        ),
         (
             "redis+sentinel://a:1,b:1/runs/0",
             "redis-cli $(redis-cli -h a -p 1 sentinel get-master-addr-by-name runs | xargs printf -- '-h %s -p %s')",

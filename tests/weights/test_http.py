@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import resource
 import shutil
@@ -264,19 +263,6 @@ async def test_of_a_disk_that_can_no_longer_be_written_the_copy_that_is_there_se
         assert same(await again.open(name), tensors(1))
         with pytest.raises(WriteFailed, match=r"^cannot write .*manifest.json: Read-only file system$"):
             await again.open(later)
-
-
-async def test_where_nothing_can_be_locked_copies_are_refused(site, monkeypatch):
-    """Two workers wrote one copy, and one of them loaded half of it."""
-
-    def without_locks(*_):
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    name = site.publish(1)
-    monkeypatch.setattr(fcntl, "flock", without_locks)
-    async with site.learner.serving(), site.host() as downloads:
-        with pytest.raises(ConfigError, match=r"\.lock cannot be locked \(Function not .* choose a weights\.folder on"):
-            await downloads.open(name)
 
 
 async def test_what_a_killed_process_left_is_removed_by_the_next_download(site):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from contextlib import asynccontextmanager
 
@@ -15,6 +17,9 @@ from cusearch_async.weights.http import HttpTransport
 from cusearch_async.weights.interface import Canary
 from cusearch_async.weights.transports import WeightTransport, transport_of
 from tests.sockets import family, listening
+from tests.weights.test_http import site
+
+__all__ = ["site"]
 
 CANARY = Canary([1, 2], [-0.5], 0.1)
 
@@ -84,3 +89,16 @@ async def test_a_custom_transport_is_named_by_its_class(tmp_path):
 def test_what_is_no_transport_is_refused(named, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         transport_of(config(tmp_path, named))
+
+
+async def test_where_nothing_can_be_locked_copies_are_refused(site, monkeypatch):
+    """Two workers wrote one copy, and one of them loaded half of it."""
+
+    def without_locks(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    name = site.publish(1)
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    async with site.learner.serving(), site.host() as downloads:
+        with pytest.raises(ConfigError, match=r"\.lock cannot be locked \(Function not .* choose a weights\.folder on"):
+            await downloads.open(name)

@@ -1,8 +1,11 @@
 -- Quarantine trajectories with their reasons: from the buffer, where they are then generated again (one failed attempt
 -- per group), or from a pool that is claimed and not committed.
--- ARGV epoch(empty for an operator) [id reason]...     Returns how many were quarantined.
+-- One that comes again, with its token, was done: others may have the ids by now.
+-- ARGV epoch(empty for an operator) token [id reason]...     Returns how many were quarantined.
 local refused = ARGV[1] ~= '' and refusal_of(ARGV[1])
 if refused then return refused end
+local token, known = string.match(redis.call('HGET', state, 'quarantined_by') or '', '^(%S+) (%d+)$')
+if token == ARGV[2] then return tonumber(known) end
 
 local function leave_pool(id)
   for step = run.step or 0, end_of_pools(run.step or 0) - 1 do
@@ -16,7 +19,7 @@ local function leave_pool(id)
 end
 
 local taken, groups = 0, {}
-for i = 2, #ARGV, 2 do
+for i = 3, #ARGV, 2 do
   local id = ARGV[i]
   local was_waiting = remove_from_buffer(id)
   if was_waiting then groups[ticket_of(id)] = true end
@@ -32,4 +35,5 @@ for ticket in pairs(groups) do
     redis.call('HSET', key('groups'), ticket, group_size(ticket) - #missing(ticket))
   end
 end
+if taken > 0 then redis.call('HSET', state, 'quarantined_by', ARGV[2] .. ' ' .. taken) end
 return taken
