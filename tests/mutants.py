@@ -272,7 +272,7 @@ MUTANTS = {
     "records of another course count": (RECORDING, "if counts(step + 1, epoch, starts)", "if True"),
     "a record ends the run": (RECORDING, "except (OSError, WriteFailed) as", "except KeyError as"),
     "a record that is gone ends the run": (RECORDING, "except FileNotFoundError:", "except KeyError:"),
-    "another method has half of its pool": (REPLAYING, "if groups != recorded_groups:", "if False:"),
+    "another method has half of its pool": (REPLAYING, "if own != recorded:", "if False:"),
     "one rank stands for several": (REPLAYING, "if learner.ranks > 1:", "if False:"),
     "weights of another run are compared": (AGAIN, ".folder or run_folder", ".folder or step.config.folder"),
     "nothing is compared": (AGAIN, "if not metrics and differing is None:", "if False:"),

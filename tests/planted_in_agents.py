@@ -119,6 +119,7 @@ AGENTS = {
     "one call a turn is too few": (TOKENS, "turn.tool_calls[:1])", "turn.tool_calls)"),
     "special tokens are those with a role": (TOKENS, "frozenset((*added, *tokenizer", "frozenset((*[], *tokenizer"),
     "a request that is sent again gets the first's answer": (TURNS, "                row.is_left = True\n", ""),
+    "a row that was left stays left": (TURNS, "        row.is_left = False\n", ""),
     "foreign ids are results of other calls": (
         TURNS,
         "_answered_calls(row, request) & self._given",

@@ -96,7 +96,7 @@ SCRIPTS = {
     ),
     "the shown version is one step behind": (lua("commit", "buffer"), "'version', step + 1)", "'version', step)"),
     "a commit resizes what has a size": (lua("common"), "'HSETNX', key('sizes')", "'HSET', key('sizes')"),
-    "a quarantine that comes again is done again": (lua("quarantine", "buffer"), "if token == ARGV[2]", "if false"),
+    "a quarantine that comes again is done again": (lua("quarantine", "buffer"), "if before then", "if false then"),
     "a replaced learner quarantines": (lua("quarantine", "damage"), "if refused then return refused end", ""),
     "only the current pool is quarantined from": (
         lua("quarantine", "damage"),

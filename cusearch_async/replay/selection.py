@@ -67,15 +67,17 @@ class RecordedStep:
         same kind, else with none: SDGA-Phase begins at phase 0.
 
         Raises: ConfigError for a method that would have had another pool, or a record that it cannot choose from."""
-        groups, recorded_groups = config.questions_per_step, self.config.questions_per_step
-        if groups != recorded_groups:
+        own, recorded = (
+            f"{one.questions_per_step} groups of up to {one.largest_group}" for one in (config, self.config)
+        )
+        if own != recorded:
             raise ConfigError(
-                f"{config.method.name} cannot be replayed: it generates {groups} groups per step, and the pool of step "
-                f"{self.record.step} has {recorded_groups}, of {self.config.method.name}; run both methods instead"
+                f"{config.method.name} cannot be replayed: it generates {own} rollouts per step, and the pool of step "
+                f"{self.record.step} has {recorded}, of {self.config.method.name}; run both methods instead"
             )
-        method, recorded = config.method.make(), self.config.method.make()
+        method, of_record = config.method.make(), self.config.method.make()
         try:
-            text = self.record.memory if method.Memory is recorded.Memory else ""
+            text = self.record.memory if method.Memory is of_record.Memory else ""
             memory = method.decode(text, config.episode.s_max)
             candidates = candidates_of(self.pool, config.episode.s_max)
             selected = select(candidates, self.pool.step, method, memory, config.method, config.run.seed).indices

@@ -17,7 +17,7 @@ from cusearch_async.types import Pool, Trajectory
 ALIVE_S = 10.0
 """A learner or worker without a heartbeat for this long counts as dead."""
 AHEAD_S = 60.0
-"""So does a worker whose last heartbeat is so far in the future: the server's clock was wrong then."""
+"""So does one whose last heartbeat is so far in the future: the server's clock was wrong then."""
 
 IDLE_S = 1.0
 """Longest wait for news of the run; an expired lease, for example, is no news."""
@@ -78,7 +78,6 @@ FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *LIMITS_IN_REDIS} | {
     "pools_end",
     "method_fields",
     "lease_ms",
-    "quarantined_by",
 }
 """Names that the scripts and `state()` use in `state` and `limits`. A field of a method must not have one of them."""
 

@@ -163,6 +163,7 @@ def redis_cli_line(redis: RedisConfig, run_folder: Path) -> str:
     words = ["--tls"] if parts.scheme == "rediss" else []
     for name, values in parse_qs(parts.query).items():
         words += [_TLS_FILES[name], values[0]] if name in _TLS_FILES else []
+    words += ["--insecure"] if parse_qs(parts.query).get("ssl_cert_reqs") == ["none"] else []
     words += ["--user", unquote(parts.username)] if parts.username else []
     words += ["-n", database] if database not in ("", "0") else []
     line = " ".join([line, *map(shlex.quote, words)])

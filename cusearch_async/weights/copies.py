@@ -171,10 +171,12 @@ async def _alone(lock: Path) -> AsyncIterator[None]:
             while not try_lock(file, fcntl.LOCK_EX):
                 await asyncio.sleep(POLL_S)
         except OSError as error:
-            raise ConfigError(
-                f"{lock} cannot be locked ({error.strerror}), so two processes would write one copy; choose a "
-                "weights.folder on a file system with locks, such as this machine's own disk"
-            ) from error
+            if file.writable():
+                raise ConfigError(
+                    f"{lock} cannot be locked ({error.strerror}), so two processes would write one copy; put "
+                    f"{lock.parent} on a file system with locks, such as this machine's own disk (weights.folder; of a "
+                    "relay run.folder)"
+                ) from error
         yield
 
 
@@ -183,6 +185,6 @@ def _opened(lock: Path) -> BinaryIO:
         return lock.open("a+b")
     except OSError as error:
         try:
-            return lock.open("rb")  # of a disk that can no longer be written, the copies serve
+            return lock.open("rb")  # where nothing can be written, the copies serve, locked or not
         except OSError:
             raise write_failed(lock, error) from error

@@ -285,6 +285,22 @@ async def test_a_request_that_is_sent_again_gets_its_own_sample(is_first_done):
     assert (slow.begun, len(turns.rows)) == (2, 2)
 
 
+async def test_two_that_lost_their_connections_get_their_own_samples():
+    scene = Scene(["5", "6"])
+    turns, request = turns_of(scene), replace(request_of("?"), is_first=True)
+    slow = Slow(scene)
+    both = [asyncio.ensure_future(turns.ask(request)) for _ in range(2)]
+    await until(lambda: slow.begun == 2)
+    again = []
+    for asking in both:
+        asking.cancel()
+        await asyncio.wait([asking])
+        again.append(asyncio.ensure_future(turns.ask(replace(request, is_first=False))))
+        await asyncio.sleep(0)
+    slow.go.set()
+    assert [(await one).message.content for one in again] == ["5", "6"]
+
+
 async def test_the_end_of_an_episode_ends_its_turns():
     scene = Scene(["5"])
     slow, turns = Slow(scene), turns_of(scene)

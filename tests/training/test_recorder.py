@@ -313,17 +313,19 @@ def test_a_folder_that_is_no_runs_is_said_to_be_none(tmp_path):
         RecordedStep.read(tmp_path, 5)
 
 
-async def test_a_method_with_another_number_of_groups_is_not_given_the_recorded_ones(config_of):
-    """grpo_half would have generated half of them; all 8 trajectories are twice what it trains on."""
+@pytest.mark.parametrize(
+    ("name", "generates"), [("grpo_half", "2 groups of up to 2"), ("ar3po", "4 groups of up to 4")]
+)
+async def test_a_method_that_generates_other_groups_is_not_given_the_recorded_ones(config_of, name, generates):
+    """grpo_half would have generated half of them, and ar3po groups of several sizes: both were GRPO-Full."""
     config = config_of()
     await record_all(config)
     step = RecordedStep.read(config.folder, 0)
-    half = config_of("--method.name", "grpo_half")
-    with pytest.raises(
-        ConfigError,
-        match="grpo_half cannot be replayed: it generates 2 groups per step, and the pool of step 0 has 4, of sdga",
-    ):
-        step.choose(half)
+    told = (
+        rf"{name} cannot be replayed: it generates {generates} rollouts .* of step 0 has 4 groups of up to 2, of sdga"
+    )
+    with pytest.raises(ConfigError, match=told):
+        step.choose(config_of("--method.name", name))
     assert len(step.choose(config_of("--method.name", "grpo_full")).indices) == 8
 
 

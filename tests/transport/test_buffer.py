@@ -313,10 +313,12 @@ async def test_a_quarantine_that_is_delivered_again_leaves_what_came_after_it(re
     sent = recorded(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
     assert await buffer.quarantine("0:1", "it is bad")
+    first = sent["quarantine"]
     (slot,) = await buffer.admit("w", 0, N * G)
     await fill(buffer, [slot])
-    assert await sent["quarantine"]() == 1, "as it was answered"
-    assert (await buffer.ledger()).quarantined == 1
+    assert await buffer.quarantine("0:0", "it is bad, too")
+    assert await first() == 1, "as it was answered"
+    assert (await buffer.ledger()).quarantined == 2
     assert await redis_backend.client.exists(buffer.keys.payload("0:1"), buffer.keys.quarantined_payload("0:1")) == 2
     assert await buffer.quarantine("0:1", "another is bad")
 

@@ -243,6 +243,7 @@ def test_an_older_server_does_not_start_empty_on_the_files_of_a_newer_one(tmp_pa
         ("rediss://worker@db:6380/0", "redis-cli -h db -p 6380 --tls --user worker"),
         ("redis://team%40lab@db/0", "redis-cli -h db -p 6379 --user team@lab"),
         ("rediss://db/0?ssl_ca_certs=/etc/a ca.pem", "redis-cli -h db -p 6379 --tls --cacert '/etc/a ca.pem'"),
+        ("rediss://db/0?ssl_cert_reqs=none", "redis-cli -h db -p 6379 --tls --insecure"),
         (
             "redis+sentinel://me@a:1/runs/2",
             "redis-cli $(redis-cli -h a -p 1 sentinel get-master-addr-by-name runs | xargs printf -- '-h %s -p %s') "
@@ -257,6 +258,14 @@ def test_an_older_server_does_not_start_empty_on_the_files_of_a_newer_one(tmp_pa
 def test_the_line_to_paste_names_the_server_of_the_config(tmp_path, monkeypatch, url, line):
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
     assert redis_cli_line(RedisConfig(url=url), tmp_path) == line
+
+
+def test_the_line_to_paste_has_a_password_for_the_sentinels_and_one_for_the_master(tmp_path, monkeypatch):
+    for name in ("REDIS", "SENTINEL"):
+        monkeypatch.setenv(f"CUSEARCH_{name}_PASSWORD", "secret")
+    line = redis_cli_line(RedisConfig(url="redis+sentinel://a:1/runs"), tmp_path)
+    assert line.startswith('REDISCLI_AUTH="$CUSEARCH_REDIS_PASSWORD" redis-cli $(')
+    assert 'REDISCLI_AUTH="$CUSEARCH_SENTINEL_PASSWORD" redis-cli -h a -p 1 sentinel' in line
 
 
 @pytest.mark.system

@@ -100,5 +100,7 @@ async def test_where_nothing_can_be_locked_copies_are_refused(site, monkeypatch)
     name = site.publish(1)
     monkeypatch.setattr(fcntl, "flock", without_locks)
     async with site.learner.serving(), site.host() as downloads:
-        with pytest.raises(ConfigError, match=r"\.lock cannot be locked \(Function not .* choose a weights\.folder on"):
+        with pytest.raises(
+            ConfigError, match=r"\.lock cannot be locked \(Function not .* with locks, .* \(weights\.folder; of a"
+        ):
             await downloads.open(name)

@@ -1,11 +1,12 @@
 -- Quarantine trajectories with their reasons: from the buffer, where they are then generated again (one failed attempt
 -- per group), or from a pool that is claimed and not committed.
--- One that comes again, with its token, was done: others may have the ids by now.
+-- One that comes again within ten minutes, with its token, was done: others may have the ids by now.
 -- ARGV epoch(empty for an operator) token [id reason]...     Returns how many were quarantined.
 local refused = ARGV[1] ~= '' and refusal_of(ARGV[1])
 if refused then return refused end
-local token, known = string.match(redis.call('HGET', state, 'quarantined_by') or '', '^(%S+) (%d+)$')
-if token == ARGV[2] then return tonumber(known) end
+local answered = key('answered:' .. ARGV[2])
+local before = redis.call('GET', answered)
+if before then return tonumber(before) end
 
 local function leave_pool(id)
   for step = run.step or 0, end_of_pools(run.step or 0) - 1 do
@@ -35,5 +36,5 @@ for ticket in pairs(groups) do
     redis.call('HSET', key('groups'), ticket, group_size(ticket) - #missing(ticket))
   end
 end
-if taken > 0 then redis.call('HSET', state, 'quarantined_by', ARGV[2] .. ' ' .. taken) end
+redis.call('SET', answered, taken, 'EX', 600)
 return taken
