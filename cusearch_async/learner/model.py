@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import CONFIG_NAME
 
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.learner import matmul
@@ -44,6 +46,7 @@ def load_causal_lm(path: str, dtype: str, attention: str = "sdpa") -> Any:
         raise ConfigError(f"learner.attention {attention!r} cannot be used: {first_line(error)}") from error
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"model.path {path!r} cannot be loaded: {first_line(error)}") from error
+    vars(model.config).pop("auto_map", None)  # it names code that is not used, and so not saved
     refuse_other_weights(report, path)
     if attention == VARLEN:
         refuse_unsuitable(model, path)
@@ -374,9 +377,25 @@ def as_in_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, to
 
 
 def save_model(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, folder: Path) -> None:
-    """Write the policy as a Hugging Face folder that any tool loads."""
+    """Write the policy as a Hugging Face folder, with the names that tools with an older transformers read."""
     model.save_pretrained(folder, state_dict=tensors)
     tokenizer.save_pretrained(folder)
+    path = folder / CONFIG_NAME
+    known = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(known | _older_names(known), indent=2) + "\n", encoding="utf-8")
+
+
+def _older_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What transformers 4 reads in place of `rope_parameters` and `dtype`: without them it takes 10,000 as the base of
+    the rotary positions, without a word."""
+    older = {"torch_dtype": config["dtype"]} if config.get("dtype") else {}
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" not in rope:  # of kinds of layers
+        return older
+    scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", "partial_rotary_factor")}
+    is_plain = rope.get("rope_type", "default") == "default"
+    parts = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    return {**older, **parts, "rope_scaling": None if is_plain else scaling}
 
 
 def try_to_save(model: Any, tokenizer: Any, path: str) -> None:

@@ -271,6 +271,42 @@ def test_a_buffer_that_is_in_a_models_files_is_saved_with_its_weights(tmp_path):
     assert again.get_buffer(BIAS).tolist() == [0, 1, 2, 3]
 
 
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+ROPES = [
+    ("qwen2", {"rope_type": "default", "rope_theta": 1e6}, None),
+    ("llama", {"rope_type": "llama3", "rope_theta": 5e5} | LLAMA3, {"rope_type": "llama3"} | LLAMA3),
+    ("glm", {"rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 0.25}, None),
+]
+
+
+@pytest.mark.parametrize(("kind", "rope", "scaling"), ROPES, ids=[kind for kind, *_ in ROPES])
+def test_a_saved_model_has_its_positions_also_for_an_older_transformers(tmp_path, kind, rope, scaling):
+    """Which reads no `rope_parameters`: it took 10,000 as the base, and answered with other positions."""
+    model = random_model(kind, rope_parameters=rope)
+    save_model(model, dict(saved_tensors(model)), load_tokenizer(str(STARTER)), tmp_path)
+    known = json.loads((tmp_path / "config.json").read_text())
+    assert (known["rope_theta"], known["rope_scaling"], known["torch_dtype"]) == (
+        rope["rope_theta"],
+        scaling,
+        "float32",
+    )
+    assert known.get("partial_rotary_factor") == rope.get("partial_rotary_factor")
+    again = load_causal_lm(str(tmp_path), "float32").eval()
+    assert again.config.rope_parameters == model.config.rope_parameters
+    ids = torch.arange(5, 25)[None]
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_a_saved_model_names_no_code_that_is_not_saved(tmp_path):
+    """It could not be loaded with trust_remote_code, for want of a file of code that nobody needs."""
+    folder = shutil.copytree(STARTER, tmp_path / "m")
+    known = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(known | {"auto_map": {"AutoConfig": "configuration_x.XConfig"}}))
+    model = load_causal_lm(str(folder), "float32")
+    save_model(model, dict(saved_tensors(model)), load_tokenizer(str(STARTER)), tmp_path / "saved")
+    assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+
+
 def test_experts_are_published_by_the_names_that_the_files_have(tmp_path):
     model = random_model("glm4_moe", **EXPERTS)
     model.save_pretrained(tmp_path)
