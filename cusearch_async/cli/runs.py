@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.table import Table
@@ -268,10 +269,11 @@ def fork(arguments: argparse.Namespace, _: list[str]) -> None:
     checkpoint = kept[step]
     if damaged := checkpoint.damaged():
         raise ConfigError(f"checkpoint {checkpoint.path} is damaged ({', '.join(damaged[:3])}); take another --step")
-    run_folder.mark(new, new.name)
+    run_folder.refuse_others(new, new.name)
     place = new / "checkpoints" / checkpoint.path.name
-    if any(place.parent.glob("step*")):
-        raise ConfigError(f"{new} has checkpoints already; name a new folder")
+    if (new / run_folder.STARTS).exists() or any(place.parent.glob("step*")):
+        raise ConfigError(f"{new} has begun already, or has a checkpoint; name a new folder")
+    run_folder.mark(new, new.name)
     with writing(place) as unfinished:
         shutil.copytree(checkpoint.path, unfinished)
     put_in_place(place)
@@ -293,6 +295,8 @@ def command_of_fork(run: KeptRun, new: Path, step: int) -> list[str]:
     for section, key in (("weights", "objects"), ("learner", "checkpoint_objects")):
         if (url := run.setting(section, key)) != "–":
             options[f"{section}.{key}"] = f"{url}/{new.name}"
+    if run.setting("weights", "transport") == "http":
+        options["weights.url"] = f"http://{urlsplit(str(run.setting('weights', 'url'))).hostname}:{free_port()}"
     redis = run.setting("redis", "url")
     if (run.folder / "redis").is_dir() and isinstance(redis, str) and is_listening(redis):
         options["redis.url"] = f"redis://127.0.0.1:{free_port()}/0"  # that of the run has another password

@@ -88,6 +88,23 @@ def test_a_fork_has_a_place_of_the_same_kind_for_everything_that_is_for_one_run(
     assert (begun.weights.objects, begun.learner.checkpoint_objects) == ("s3://b/w/new", "s3://b/c/new")
 
 
+def test_a_fork_of_a_run_that_serves_its_weights_has_another_port(checkpointed, make_run, tmp_path, capsys, caplog):
+    """Its learner waited for that of the run, and its workers asked the other run."""
+    caplog.set_level("INFO")
+    make_run("one", "--weights.transport", "http", "--weights.url", "http://127.0.0.2:29400", steps=0)
+    cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(tmp_path / "new"))
+    (port,) = re.findall(r"--weights\.url http://127\.0\.0\.2:(\d+)", caplog.messages[-1])
+    assert port != "29400"
+
+
+def test_a_run_that_has_begun_is_no_place_for_a_fork(checkpointed, make_run, tmp_path, capsys):
+    """Its rows and the other's were one run, and it continued with the other's weights."""
+    begun = make_run("two", "--run.name", "two")
+    with pytest.raises(ConfigError, match="two has begun already"):
+        cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(begun.folder))
+    assert not (begun.folder / "checkpoints").exists()
+
+
 def test_a_fork_has_a_redis_of_its_own_beside_that_of_the_run(checkpointed, tmp_path, capsys, caplog, monkeypatch):
     """Which knows no other run's password."""
     caplog.set_level("INFO")
