@@ -279,7 +279,7 @@ MUTANTS = {
     "metrics of another epoch are compared": (AGAIN, 'if row["epoch"] == record.epoch', "if True"),
     "weights of another epoch are compared": (AGAIN, "newest is None or epoch_of(newest) < epoch", "newest is None"),
     "weights have no checksum": (PROVENANCE, "fingerprint_of_file(path)) for", "0) for"),
-    "a replay forgets": (REPLAYING, "self.record.memory if method.Memory is recorded.Memory else", '"" if True else'),
+    "a replay forgets": (REPLAYING, "self.record.memory if method.Memory is of_record.Memory else", '"" if True else'),
     "questions do not count in an error": (STATISTICS, "max(parts @ [1, 1, -1], *parts[:2])", "parts[0]"),
     "seeds do not count in an error": (STATISTICS, "max(parts @ [1, 1, -1], *parts[:2])", "parts[1]"),
     "few seeds are as good as many": (STATISTICS, "stats.t.ppf((1 + LEVEL) / 2, self.freedom)", "1.96"),

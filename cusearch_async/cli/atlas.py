@@ -120,7 +120,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str], run: RunPa
     model = arguments.checkpoint or config.model.location
     passages = load_corpus(config.retriever.corpus)
     search = LocalSearch(passages, config.retriever, config.run.seed)
-    engine = what_is_served(config.retriever, config.run.seed, passages)
+    engine = what_is_served(config.retriever, config.run.seed, config.run.steps, passages)
     questions = [chain.question() for chain in chains]
     drawn = load_run_questions(config)
     own = [drawn.of(ticket) for ticket in range(POOLS * config.pool.questions)]

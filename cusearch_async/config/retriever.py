@@ -198,6 +198,8 @@ class RetrieverConfig(Section):
         median_s, p99_s = self.latency_median_s, self.latency_p99_s
         if p99_s < median_s:
             raise ValueError(f"latency_p99_s ({p99_s}) must be >= latency_median_s ({median_s})")
+        if p99_s >= self.timeout_s:
+            raise ValueError(f"latency_p99_s ({p99_s:g}) must be less than timeout_s ({self.timeout_s:g})")
         if self.index is not None and self.corpus in EMBEDDED:
             raise ValueError(f"index must not be set for the corpus {self.corpus!r}, which is indexed in memory")
         simulator = "zerosearch.timeout_s", self.zerosearch.timeout_s

@@ -38,7 +38,7 @@ async def run(config: Config) -> None:
 
 def retriever_of(config: Config, backend: Backend) -> Retriever:
     passages = backend.passages if isinstance(backend, IndexBackend) else ()
-    serves = what_is_served(config.retriever, config.run.seed, passages)
+    serves = what_is_served(config.retriever, config.run.seed, config.run.steps, passages)
     return Retriever(backend, config.retriever.topk, serves)
 
 

@@ -36,6 +36,8 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)  # it would log every step
 FORMAT = 1
 _INDEX = "bm25"
 _CHUNK = 50_000
+_MOST_WORDS = 256
+"""Of a query: each word costs a pass over all passages that have it, and other searches wait."""
 
 Tokenizer = Callable[[str], Iterable[str]]
 """The words of a folded text (see `folding`)."""
@@ -127,7 +129,7 @@ class Bm25Index:
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
         """The `topk` best passages of each query, best first; only passages that share a word with it."""
-        tokens = [words_of(query, self._tokenizer) for query in queries]
+        tokens = [words_of(query[: 64 * _MOST_WORDS], self._tokenizer)[:_MOST_WORDS] for query in queries]
         asked = {number: words for number, words in enumerate(tokens) if words}
         found: list[list[Scored]] = [[] for _ in queries]
         if asked:

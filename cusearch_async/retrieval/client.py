@@ -177,7 +177,8 @@ class SearchClient:
                     self._retrying.add(this)
                     failing_since = failing_since or time.monotonic()  # before it, the search may have waited its turn
                     self._note_failure(error, query, failing_since, outage_s)
-                    await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))
+                    own_s = min((time.monotonic() - failing_since) / 4, _LONGEST_PAUSE_S)  # if others are answered
+                    await asyncio.sleep(max(self._pause_s, own_s) * random.uniform(0.5, 1.5))
                 else:
                     self.searches += 1
                     self._note_answer()

@@ -19,6 +19,7 @@ from cusearch_async.concurrency import Batcher
 from cusearch_async.config import RetrieverConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import put_in_place, writing
+from cusearch_async.retrieval import manifest
 from cusearch_async.retrieval.backend import OnProgress, Passage, Query, Scored
 from cusearch_async.retrieval.corpus import Corpus
 from cusearch_async.streams import Stream, stream
@@ -61,12 +62,14 @@ class Degradation:
         return kept + [(passages[i], 0.0) for i in rng.integers(len(passages), size=len(found) - len(kept)).tolist()]
 
     def latency_s(self, seed: int) -> float:
-        """Log-normal waiting time with the given median and 99th percentile."""
+        """Log-normal waiting time with the given median and 99th percentile, and shorter than a worker waits: a search
+        that is sent again would have the same."""
         median_s, p99_s = self.settings.latency_median_s, self.settings.latency_p99_s
         if not median_s:
             return 0.0
         sigma = math.log(p99_s / median_s) / 2.3263
-        return median_s * math.exp(sigma * stream(Stream.LATENCY, self.seed, seed).standard_normal())
+        drawn_s = median_s * math.exp(sigma * stream(Stream.LATENCY, self.seed, seed).standard_normal())
+        return min(drawn_s, 0.9 * self.settings.timeout_s)
 
 
 class IndexBackend:
@@ -162,10 +165,12 @@ def load(path: Path, folder: Path, settings: RetrieverConfig) -> Index:
     def starts_of(fingerprint: str) -> NDArray[np.int64]:
         try:
             starts: NDArray[np.int64] = np.load(_starts_file(folder, fingerprint), mmap_mode="r")
-        except (OSError, ValueError) as error:
+        except FileNotFoundError as error:
             there = any(folder.glob(_starts_file(folder, "*").name))
             what = "was made from another corpus than retriever.corpus" if there else "holds no finished index"
             raise ConfigError(f"retriever.index {folder} {what}; build it with `cusearch index CONFIG`") from error
+        except (OSError, ValueError) as error:
+            raise manifest.damaged(_starts_file(folder, fingerprint), str(error)) from error
         return starts
 
     corpus, (_, kind, options) = Corpus.opened(path, starts_of), _parts(settings)

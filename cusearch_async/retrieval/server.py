@@ -112,9 +112,9 @@ class _BackendFigures(Collector):
         ]
 
 
-def what_is_served(settings: RetrieverConfig, seed: int, passages: Sequence[Passage] = ()) -> str:
-    """Of a retriever with these settings and the run's seed; `passages` are its corpus, for bm25 and dense. ASCII, for
-    an HTTP header.
+def what_is_served(settings: RetrieverConfig, seed: int, steps: int, passages: Sequence[Passage] = ()) -> str:
+    """Of a retriever with these settings, run.seed and run.steps; `passages` are its corpus, for bm25 and dense. ASCII,
+    for an HTTP header.
 
     Raises: ConfigError when pooling or prefixes of the encoder are not known."""
     facts: dict[str, Any] = {}
@@ -134,7 +134,10 @@ def what_is_served(settings: RetrieverConfig, seed: int, passages: Sequence[Pass
         simulator = settings.zerosearch
         name = f"zerosearch by {simulator.model or 'the model of its server'}, {simulator.mode}, temperature "
         name += f"{simulator.temperature:g}, noise {simulator.p_start:g} to {simulator.p_end:g}"
-        facts = simulator.model_dump(mode="json", exclude=_OF_SIMULATOR) | {"seed": seed}
+        facts = simulator.model_dump(mode="json", exclude=_OF_SIMULATOR) | {
+            "seed": seed,
+            "steps": simulator.steps or steps,
+        }
     else:
         name = settings.backend
         facts = {"options": repr(settings.options), "url": settings.web.url}

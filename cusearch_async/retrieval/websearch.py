@@ -132,7 +132,8 @@ class WebSearch:
     fails for good (a wrong key, a wrong request) is asked once."""
 
     def __init__(self, engine: str, settings: WebConfig, key: str, longest_wait_s: float = math.inf) -> None:
-        """`longest_wait_s`: for its turn; who waits longer gives up, and asks again behind all others.
+        """`longest_wait_s`: for its turn, or for what the service asks to wait; who waits longer gives up, and asks
+        again behind all others.
 
         Raises: ConfigError when the folder of the cache cannot be made."""
         self._engine, self._settings, self._key = engine, settings, key
@@ -145,6 +146,7 @@ class WebSearch:
         self._in_flight: InFlight[tuple[str, int], list[Passage]] = InFlight()
         self._one_by_one = asyncio.Lock()
         self._next_start_s = 0.0
+        self._longest_wait_s = longest_wait_s
         self._waiting, self._most_waiting = 0, longest_wait_s * settings.per_second
         self._requests = self._cache_hits = self._failures = self._retries = 0
 
@@ -210,7 +212,8 @@ class WebSearch:
                 if not isinstance(outcome, _Failure):
                     return outcome
                 failed += 1
-                if outcome.is_final or failed == self._settings.attempts:
+                is_too_late = outcome.retry_after_s > self._longest_wait_s  # the client makes the pause
+                if outcome.is_final or failed == self._settings.attempts or is_too_late:
                     where = f"{self._place} fails for {query!r:.100}, attempt {failed}"
                     raise SearchFailed(self._hide(f"{where}: {outcome.reason}"), outcome.status)
                 await asyncio.sleep(pause_s(failed, outcome.retry_after_s))

@@ -68,6 +68,17 @@ def test_results_are_sorted_distinct_and_the_same_alone_and_together(queries, to
         assert len(numbers) == len(set(numbers)) <= topk
 
 
+def test_a_very_long_query_is_cut(monkeypatch):
+    """Each of its words is a pass over passages: one of megabytes kept all searches waiting until workers ended."""
+    asked, index = [], Bm25Index.in_memory(PASSAGES)
+    retrieve = index._index.retrieve
+    monkeypatch.setattr(
+        index._index, "retrieve", lambda words, **options: asked.extend(words) or retrieve(words, **options)
+    )
+    index.search(["lima " * 100_000], 1)
+    assert [len(words) for words in asked] == [256]
+
+
 @pytest.mark.parametrize("contents", ["?", "a b c"])
 def test_a_corpus_without_a_single_word_is_refused_in_words(contents):
     """A word has two letters at least."""

@@ -362,6 +362,24 @@ async def test_a_search_that_is_never_answered_while_others_are_is_refused_by_it
             await failing
 
 
+async def test_a_search_that_alone_is_never_answered_is_asked_for_ever_more_rarely():
+    """Eight times a second for five minutes: each may be paid for, or fail the others of its batch."""
+
+    async def poisoned(service, request):
+        query = (await request.json())["queries"][0]
+        return await (says("content filter", 502) if query == "poison" else finds("Lima"))(service, request)
+
+    service = Service(poisoned)
+    async with client_of(service, outage_s=3.0) as client:
+        failing = asyncio.create_task(client.search("poison", 0, QUESTION, 0))
+        number = 0
+        while not failing.done():
+            await client.search(f"q{number}", number, QUESTION, 0)
+            number += 1
+        assert isinstance(failing.exception(), SearchRefused)
+    assert sum(body["queries"] == ["poison"] for body in service.bodies) <= 18
+
+
 async def test_one_failure_that_takes_longer_than_the_outage_says_nothing_of_other_searches():
     async def slow(service, request):
         await asyncio.sleep(0.3)

@@ -29,7 +29,7 @@ def corpus(folder, *passages):
 def serves(atlas_config, passages, **settings):
     overrides = [word for key, value in settings.items() for word in (f"--{key.replace('__', '.')}", value)]
     config = load_config(atlas_config, overrides)
-    return what_is_served(config.retriever, config.run.seed, passages)
+    return what_is_served(config.retriever, config.run.seed, config.run.steps, passages)
 
 
 def test_it_is_the_same_wherever_the_corpus_lies(atlas_config, tmp_path):
@@ -67,6 +67,7 @@ DENSE = {
         ({"retriever__backend": "zerosearch"}, {"retriever__zerosearch__model": "another"}),
         ({"retriever__backend": "zerosearch"}, {"retriever__zerosearch__p_end": "0.9"}),
         ({"retriever__backend": "zerosearch"}, {"retriever__zerosearch__mode": "prompt"}),
+        ({"retriever__backend": "zerosearch"}, {"run__steps": "400"}),
         ({"retriever__backend": "serper"}, {"retriever__backend": "serpapi"}),
         ({"retriever__backend": "a.b:C"}, {"retriever__options": "{k = 1}"}),
         ({"retriever__backend": "serper"}, {"retriever__web__url": "http://127.0.0.1:1/search"}),
@@ -135,7 +136,11 @@ async def test_the_retriever_says_it_in_its_health_and_with_every_answer(atlas_c
         said = (await (await http.get("/health")).json())["serves"]
         answer = await http.post("/retrieve", json={"queries": ["Peru"]})
     await backend.close()
-    assert said == answer.headers["X-Retriever-Serves"] == what_is_served(config.retriever, config.run.seed, passages)
+    assert (
+        said
+        == answer.headers["X-Retriever-Serves"]
+        == what_is_served(config.retriever, config.run.seed, config.run.steps, passages)
+    )
 
 
 HEALTH = {"deterministic": True, "accepts_seed": False}

@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from pydantic import ValidationError
 
 from cusearch_async.config import MAX_TOPK, RetrieverConfig
 from cusearch_async.errors import SearchFailed
@@ -286,6 +287,14 @@ def test_latency_has_the_median_and_the_99th_percentile_it_is_set_to():
     assert np.median(waits) == pytest.approx(0.1, rel=0.05)
     assert np.quantile(waits, 0.99) == pytest.approx(0.5, rel=0.15)
     assert np.log(waits).std() == pytest.approx(math.log(5) / 2.3263, rel=0.05)
+
+
+def test_latency_is_less_than_a_worker_waits():
+    """A search that is sent again draws the same: it was never answered, and the run ended."""
+    simulation = degradation(latency_median_s=2.0, latency_p99_s=15.0)
+    assert max(simulation.latency_s(draw) for draw in range(20_000)) == 0.9 * simulation.settings.timeout_s
+    with pytest.raises(ValidationError, match=r"latency_p99_s \(30\) must be less than timeout_s \(30\)"):
+        RetrieverConfig(latency_median_s=1.0, latency_p99_s=30.0)
 
 
 def test_latency_is_a_function_of_seed_and_draw():

@@ -288,7 +288,7 @@ async def test_a_request_that_is_cached_but_for_a_query_waits_behind_no_more_tha
         search = WebSearch("serper", settings, KEY, longest_wait_s=0.5)
         known = [f"query {n}" for n in range(5)]
         await found(search, *known)
-        others = [asyncio.ensure_future(found(search, f"other {n}")) for n in range(20)]
+        others = [asyncio.ensure_future(found(search, f"other {n}")) for n in range(200)]
         while search._waiting <= search._most_waiting:
             await asyncio.sleep(0)
         with pytest.raises(SearchFailed, match="searches wait") as caught:
@@ -298,6 +298,15 @@ async def test_a_request_that_is_cached_but_for_a_query_waits_behind_no_more_tha
             other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await search.close()
+
+
+async def test_a_service_that_asks_to_wait_longer_than_a_worker_does_is_told_to_the_worker():
+    """It hung up after its own time, and never heard of the rate that it had to keep."""
+    async with served(says("slow down", 429, Retry_After="30")) as (service, address):
+        search = WebSearch("serper", WebConfig(url=f"{address}/serper"), KEY, longest_wait_s=5.0)
+        error = await asyncio.wait_for(failure(search), 5 * SLOW)
+        await search.close()
+    assert (error.status, len(service.requests)) == (429, 1)
 
 
 async def test_more_searches_than_the_rate_allows_wait_at_their_clients(atlas_config, monkeypatch):
