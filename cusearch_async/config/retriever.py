@@ -28,7 +28,7 @@ class Bm25Config(Section):
 
     tokenizer: Shared[str] = "unicode"
     """How texts become words. unicode: words of two letters and more; without spaces (Chinese, Japanese, Thai, …),
-    characters and pairs of them. Or your own function, as package.module:function."""
+    characters and pairs of them. Or your own function, as package.module:function. Of a query the first 256 count."""
 
     @field_validator("tokenizer")
     @classmethod
@@ -189,6 +189,11 @@ class RetrieverConfig(Section):
         return name
 
     @property
+    def longest_latency_s(self) -> float:
+        """Less than a worker waits: it would send the search again, and that would have the same latency."""
+        return 0.9 * self.timeout_s
+
+    @property
     def has_corpus(self) -> bool:
         """Whether its backend, one of ours, searches `corpus`."""
         return self.backend in ("bm25", "dense")
@@ -198,8 +203,9 @@ class RetrieverConfig(Section):
         median_s, p99_s = self.latency_median_s, self.latency_p99_s
         if p99_s < median_s:
             raise ValueError(f"latency_p99_s ({p99_s}) must be >= latency_median_s ({median_s})")
-        if p99_s >= self.timeout_s:
-            raise ValueError(f"latency_p99_s ({p99_s:g}) must be less than timeout_s ({self.timeout_s:g})")
+        if p99_s > self.longest_latency_s:
+            most = f"0.9 x timeout_s ({self.longest_latency_s:g})"
+            raise ValueError(f"latency_p99_s ({p99_s:g}) must be at most {most}, at which all are cut")
         if self.index is not None and self.corpus in EMBEDDED:
             raise ValueError(f"index must not be set for the corpus {self.corpus!r}, which is indexed in memory")
         simulator = "zerosearch.timeout_s", self.zerosearch.timeout_s

@@ -62,14 +62,13 @@ class Degradation:
         return kept + [(passages[i], 0.0) for i in rng.integers(len(passages), size=len(found) - len(kept)).tolist()]
 
     def latency_s(self, seed: int) -> float:
-        """Log-normal waiting time with the given median and 99th percentile, and shorter than a worker waits: a search
-        that is sent again would have the same."""
+        """Log-normal waiting time with the given median and 99th percentile, cut at `longest_latency_s`."""
         median_s, p99_s = self.settings.latency_median_s, self.settings.latency_p99_s
         if not median_s:
             return 0.0
         sigma = math.log(p99_s / median_s) / 2.3263
         drawn_s = median_s * math.exp(sigma * stream(Stream.LATENCY, self.seed, seed).standard_normal())
-        return min(drawn_s, 0.9 * self.settings.timeout_s)
+        return min(drawn_s, self.settings.longest_latency_s)
 
 
 class IndexBackend:
