@@ -381,6 +381,8 @@ def save_model(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, fol
     model.save_pretrained(folder, state_dict=tensors)
     tokenizer.save_pretrained(folder)
     path = folder / CONFIG_NAME
+    if not path.exists():  # only the first rank writes it
+        return
     known = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(known | _older_names(known), indent=2) + "\n", encoding="utf-8")
 
