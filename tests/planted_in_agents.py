@@ -125,7 +125,7 @@ AGENTS = {
         "_answered_calls(row, request) & self._given",
         "_answered_calls(row, request)",
     ),
-    "a request made anew is an old one": (TURNS, "[] if request.is_first else", "[] if False else"),
+    "a new request is taken for an old one": (TURNS, "[] if request.is_first else", "[] if False else"),
     "the same request is answered for ever": (TURNS, "if row.repeated > MOST_REPEATED:", "if False:"),
     "parts of a text stand side by side": (API, 'between: str = "\\n"', 'between: str = ""'),
     "usage ends every stream": (("agents/chat.py", "agents/test_apis.py"), "if request.streams_usage:", "if True:"),

@@ -177,8 +177,8 @@ class SearchClient:
                     self._retrying.add(this)
                     failing_since = failing_since or time.monotonic()  # before it, the search may have waited its turn
                     self._note_failure(error, query, failing_since, outage_s)
-                    own_s = min((time.monotonic() - failing_since) / 4, _LONGEST_PAUSE_S)  # if others are answered
-                    await asyncio.sleep(max(self._pause_s, own_s) * random.uniform(0.5, 1.5))
+                    failing_s = max(self.down_s, time.monotonic() - failing_since)  # others may be answered
+                    await asyncio.sleep(_pause_after(failing_s) * random.uniform(0.5, 1.5))
                 else:
                     self.searches += 1
                     self._note_answer()
@@ -223,7 +223,7 @@ class SearchClient:
     @property
     def _pause_s(self) -> float:
         """The pause between two attempts; it grows with the length of the outage."""
-        return min(max(_FIRST_PAUSE_S, self.down_s / 4), _LONGEST_PAUSE_S)
+        return _pause_after(self.down_s)
 
     async def _ask_through_breaker(self, query: Query) -> list[str]:
         """Circuit breaker: after several failures only one attempt at a time is made, with pauses, until one
@@ -349,3 +349,7 @@ def _describe(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError) and error.errno and error.errno > 0:
         return os.strerror(error.errno)
     return f"{type(error).__name__}: {error}"
+
+
+def _pause_after(failing_s: float) -> float:
+    return min(max(_FIRST_PAUSE_S, failing_s / 4), _LONGEST_PAUSE_S)

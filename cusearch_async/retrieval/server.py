@@ -134,10 +134,8 @@ def what_is_served(settings: RetrieverConfig, seed: int, steps: int, passages: S
         simulator = settings.zerosearch
         name = f"zerosearch by {simulator.model or 'the model of its server'}, {simulator.mode}, temperature "
         name += f"{simulator.temperature:g}, noise {simulator.p_start:g} to {simulator.p_end:g}"
-        facts = simulator.model_dump(mode="json", exclude=_OF_SIMULATOR) | {
-            "seed": seed,
-            "steps": simulator.steps or steps,
-        }
+        decides = {"seed": seed, "steps": simulator.steps or steps}
+        facts = simulator.model_dump(mode="json", exclude=_OF_SIMULATOR) | decides
     else:
         name = settings.backend
         facts = {"options": repr(settings.options), "url": settings.web.url}

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cusearch_async.config import LOOPBACK, RedisConfig, redis_password, redis_password_file
 from cusearch_async.errors import BufferUnavailable, RunInUse
@@ -156,14 +156,12 @@ def redis_cli_line(redis: RedisConfig, run_folder: Path) -> str:
         line = f"redis-cli $({ask} | xargs printf -- '-h %s -p %s')"
     else:
         database = parts.path.strip("/")
-        is_here = parts.hostname in ("127.0.0.1", "localhost")
-        line = shlex.join(
-            ["redis-cli", *([] if is_here else ["-h", parts.hostname or ""]), "-p", str(parts.port or 6379)]
-        )
-    words = ["--tls"] if parts.scheme == "rediss" else []
-    for name, values in parse_qs(parts.query).items():
-        words += [_TLS_FILES[name], values[0]] if name in _TLS_FILES else []
-    words += ["--insecure"] if parse_qs(parts.query).get("ssl_cert_reqs") == ["none"] else []
+        place = [] if parts.hostname in ("127.0.0.1", "localhost") else ["-h", parts.hostname or ""]
+        line = shlex.join(["redis-cli", *place, "-p", str(parts.port or 6379)])
+    words, tls = ["--tls"] if parts.scheme == "rediss" else [], dict(parse_qsl(parts.query))
+    for option, word in _TLS_FILES.items():
+        words += [word, tls[option]] if option in tls else []
+    words += ["--insecure"] if tls.get("ssl_cert_reqs") == "none" else []
     words += ["--user", unquote(parts.username)] if parts.username else []
     words += ["-n", database] if database not in ("", "0") else []
     line = " ".join([line, *map(shlex.quote, words)])

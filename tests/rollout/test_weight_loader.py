@@ -54,7 +54,7 @@ async def test_a_worker_with_weights_waits_for_a_learner_that_died_after_it_anno
 
 
 async def test_the_version_after_one_that_was_given_up_has_the_whole_patience(monkeypatch):
-    """An evaluator goes on with it; it was left out at its first failed attempt."""
+    """An evaluator loads it then, and left it out when its first attempt failed."""
     now = [0.0]
     monkeypatch.setattr(weight_loader.time, "monotonic", lambda: now[0])
     loader = weight_loader.PatientLoader(Engine("a", "b"), None, patience_s=60.0)
