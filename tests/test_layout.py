@@ -17,6 +17,7 @@ LAYERS = [
         "files",
         "objects",
         "streams",
+        "overrides",
         "surrogates",
         "folding",
         "machine",

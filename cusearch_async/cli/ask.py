@@ -27,6 +27,7 @@ from cusearch_async.lifecycle.children import CLI, free_port, start_child, why_i
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.lifecycle.signals import ending
+from cusearch_async.overrides import settings_in
 from cusearch_async.run.folder import refuse_no_run
 from cusearch_async.surrogates import visible
 from cusearch_async.transport.server import is_listening
@@ -90,7 +91,7 @@ def own_retriever(config: Config, folder: Path, overrides: list[str]) -> Iterato
     its settings but the address always one.
 
     Raises: RetrievalUnavailable."""
-    retriever = {word.partition("=")[0] for word in overrides if word.startswith("--retriever.")}
+    retriever = {name for name, _ in settings_in(overrides) if name.startswith("--retriever.")}
     is_another = bool(retriever) and "--retriever.url" not in retriever
     if not config.searching or (is_listening(config.retriever.url) and not is_another):
         yield config

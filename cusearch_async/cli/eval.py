@@ -33,6 +33,7 @@ from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.lifecycle.signals import ending
+from cusearch_async.overrides import settings_in
 from cusearch_async.types import Question, Trajectory
 
 if TYPE_CHECKING:  # they need packages of an extra
@@ -69,7 +70,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Raises: ConfigError; JudgeFailed, after all else is written when the judge fails after the episodes."""
     if arguments.suite:
-        if any(word.partition("=")[0] == "--eval.suite" for word in overrides):
+        if "--eval.suite" in dict(settings_in(overrides)):
             raise ConfigError("--suite and --eval.suite are the same setting; give one of them")
         overrides = [*overrides, "--eval.suite", json.dumps([name.strip() for name in arguments.suite.split(",")])]
     config = load_config(arguments.config, overrides)

@@ -21,7 +21,7 @@ from rich.table import Table
 from cusearch_async.cli.parts.arguments import add_trust
 from cusearch_async.cli.parts.figure import draw, draw_together, refuse_format
 from cusearch_async.cli.parts.terminal import cut, plain
-from cusearch_async.config import saved_in
+from cusearch_async.config import overrides_of, saved_in
 from cusearch_async.config.section import NAME
 from cusearch_async.dashboard.kept import FAILED, KeptRun, names_of
 from cusearch_async.errors import ConfigError, first_line, packages_of
@@ -296,12 +296,12 @@ def command_of_fork(run: KeptRun, new: Path, step: int) -> list[str]:
         if (url := run.setting(section, key)) != "–":
             options[f"{section}.{key}"] = f"{url}/{new.name}"
     if run.setting("weights", "transport") == "http":
-        options["weights.url"] = f"http://{urlsplit(str(run.setting('weights', 'url'))).hostname}:{free_port()}"
+        host = urlsplit(str(run.setting("weights", "url"))).hostname or ""
+        options["weights.url"] = f"http://{f'[{host}]' if ':' in host else host}:{free_port()}"
     redis = run.setting("redis", "url")
     if (run.folder / "redis").is_dir() and isinstance(redis, str) and is_listening(redis):
         options["redis.url"] = f"redis://127.0.0.1:{free_port()}/0"  # that of the run has another password
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return ["cusearch", "launch", str(next(iter(saved_in(run.folder)))), *words]
+    return ["cusearch", "launch", str(next(iter(saved_in(run.folder)))), *overrides_of(options)]
 
 
 def long_form(run: KeptRun, name: str) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from cusearch_async.config.reading import (
     as_toml,
     load_config,
     of_toml,
+    overrides_of,
     save_config,
     saved_in,
     shipped_configs,
@@ -51,6 +52,7 @@ from cusearch_async.config.secrets import (
     make_weights_token,
     redis_password,
     redis_password_file,
+    secret,
     weights_token,
 )
 from cusearch_async.config.section import Extensible, Scope

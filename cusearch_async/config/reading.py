@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from cusearch_async.config.toml import read_toml
 from cusearch_async.config.whole import Config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_file
+from cusearch_async.overrides import settings_in
 from cusearch_async.surrogates import half_character
 
 SHIPPED = Path(__file__).parents[1] / "configs"
@@ -159,20 +161,25 @@ def save_config(config: Config, path: Path) -> None:
 
 def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """("learner.lr", 1e-6) from ["--learner.lr", "1e-6"] or ["--learner.lr=1e-6"]."""
-    rest = list(overrides)
-    while rest:
-        flag = rest.pop(0)
-        name, equals, value = flag.partition("=")
+    for name, value in settings_in(overrides):
         if not name.startswith("--") or len(name) < 3:
-            raise ConfigError(f"{flag!r} is not a setting; write --section.key value")
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise ConfigError(f"{name} needs a value: {name} VALUE")
-            value = rest.pop(0)
+            raise ConfigError(f"{name!r} is not a setting; write --section.key value")
+        if value is None:
+            raise ConfigError(f"{name} needs a value: {name} VALUE")
         if half_character(value):
             raise ConfigError(f"{name} {value!r} is not UTF-8")
         key = "run.steps" if name == "--steps" else name[2:]
         yield key, value if is_text(key, value) else _parse(name, value)
+
+
+def overrides_of(settings: Mapping[str, Any]) -> list[str]:
+    """Dotted keys and values as overrides, of which `load_config` reads the same values: a text stays one."""
+    return [word for key, value in settings.items() for word in (f"--{key}", _written(key, value))]
+
+
+def _written(key: str, value: Any) -> str:
+    is_quoted = isinstance(value, str) and (value.startswith("--") or not is_text(key, value))  # as TOML has it
+    return json.dumps(value, ensure_ascii=False) if is_quoted or isinstance(value, bool | list) else str(value)
 
 
 def _parse(name: str, text: str) -> Any:

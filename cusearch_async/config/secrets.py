@@ -21,6 +21,11 @@ def is_loopback(url: str) -> bool:
     return urlsplit(url).hostname in LOOPBACK
 
 
+def secret(variable: str) -> str | None:
+    """The value of an environment variable, without the new line with which secrets out of files end; None for none."""
+    return os.environ.get(variable, "").strip() or None
+
+
 def redis_password(settings: RedisConfig, folder: Path) -> str | None:
     """CUSEARCH_REDIS_PASSWORD; else the content of `redis_password_file`; None without both. `folder` is the run's.
 
@@ -60,12 +65,12 @@ def make_page_token(folder: Path) -> str:
 
 def given_page_token() -> str | None:
     """CUSEARCH_PAGE_TOKEN."""
-    return _secret("CUSEARCH_PAGE_TOKEN", None, "")
+    return secret("CUSEARCH_PAGE_TOKEN")
 
 
 def agents_token() -> str:
     """CUSEARCH_AGENTS_TOKEN. Raises: ConfigError without one."""
-    token = _secret("CUSEARCH_AGENTS_TOKEN", None, "")
+    token = secret("CUSEARCH_AGENTS_TOKEN")
     if not token:
         raise ConfigError(
             "environment.LABEL.remote needs a token: set CUSEARCH_AGENTS_TOKEN to the same secret for this process and "
@@ -81,9 +86,8 @@ def _new_token(file: Path) -> str:
 
 
 def _secret(variable: str, path: Path | None, what: str) -> str | None:
-    given = os.environ.get(variable, "").strip()  # secrets out of files end with a new line
-    if given or path is None:
-        return given or None
+    if (given := secret(variable)) or path is None:
+        return given
     try:
         return path.read_text(encoding="utf-8").strip() or None
     except (FileNotFoundError, NotADirectoryError):

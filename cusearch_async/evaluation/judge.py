@@ -6,11 +6,10 @@ shown to it."""
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cusearch_async.config import JudgeConfig, is_loopback
+from cusearch_async.config import JudgeConfig, is_loopback, secret
 from cusearch_async.errors import JudgeFailed, first_line, packages_of
 from cusearch_async.types import Trajectory
 
@@ -78,7 +77,7 @@ async def judge(settings: JudgeConfig, episodes: Sequence[Trajectory]) -> Verdic
 
 
 def _client(settings: JudgeConfig) -> AsyncOpenAI:
-    key = os.environ.get(KEY, "none")
+    key = secret(KEY) or "none"
     is_here = is_loopback(settings.url or "")  # no proxy of the environment reaches that
     client = DefaultAsyncHttpxClient(trust_env=False) if is_here else None
     return AsyncOpenAI(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cusearch_async.errors import CusearchError
+from cusearch_async.overrides import flags, settings_in
 from cusearch_async.paths import at_home
 from cusearch_async.surrogates import visible
 
@@ -91,12 +92,8 @@ def _path(text: str) -> Path:
 def _given(overrides: Sequence[str]) -> dict[str, list[str]]:
     """Setting -> its values on the command line."""
     found: dict[str, list[str]] = {}
-    rest = list(overrides)
-    while rest:
-        name, equals, value = rest.pop(0).partition("=")
-        if not equals and rest and not rest[0].startswith("--"):
-            value = rest.pop(0)
-        found.setdefault("--run.steps" if name == "--steps" else name, []).append(value)
+    for name, value in settings_in(overrides):
+        found.setdefault("--run.steps" if name == "--steps" else name, []).append(value or "")
     return found
 
 
@@ -104,15 +101,8 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """(the command's own arguments, overrides): `--section.key value`, `--section.key=value`, `--steps n`."""
     own: list[str] = []
     overrides: list[str] = []
-    rest = list(arguments)
-    while rest:
-        flag = rest.pop(0)
-        if not _OVERRIDE.match(flag):
-            own.append(flag)
-            continue
-        overrides.append(flag)
-        if "=" not in flag and rest and not rest[0].startswith("--"):
-            overrides.append(rest.pop(0))
+    for words in flags(arguments):
+        (overrides if _OVERRIDE.match(words[0]) else own).extend(words)
     return own, overrides
 
 

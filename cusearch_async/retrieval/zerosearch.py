@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 
-from cusearch_async.config import ZeroSearchConfig
+from cusearch_async.config import ZeroSearchConfig, secret
 from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval.backend import Context, Query, Scored
 from cusearch_async.retrieval.protocol import read_answer
@@ -166,7 +165,7 @@ class ZeroSearch:
         body = {"model": settings.model, "messages": messages_of(prompt, settings.mode), "seed": seed}
         body |= {"temperature": settings.temperature, "max_tokens": settings.max_tokens}
         if self._session is None:
-            key = os.environ.get("CUSEARCH_SIMULATOR_KEY")
+            key = secret("CUSEARCH_SIMULATOR_KEY")
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             timeout = aiohttp.ClientTimeout(settings.timeout_s)
             connector = aiohttp.TCPConnector(limit=0)  # the worker and the simulator have their own limits

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import xxhash
 from pydantic import BeforeValidator, Field, ValidationError
 
-from cusearch_async.config import Config, flat, load_config
+from cusearch_async.config import Config, flat, load_config, overrides_of
 from cusearch_async.config.messages import explain_unknown_setting
 from cusearch_async.config.section import NAME, Folder, Section
 from cusearch_async.config.toml import read_toml
@@ -130,7 +130,7 @@ class PlannedRun:
 
     def arguments(self) -> list[str]:
         """The settings as overrides of a command line."""
-        return _overrides(self.settings | {"run.seed": self.seed})
+        return overrides_of(self.settings | {"run.seed": self.seed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +317,7 @@ def _planned(settings: dict[str, Value], seed: int, part: Part, file: StudyFile)
     if taken:
         raise ConfigError(f"part {part.name!r}: {taken[0]} is set by the study itself; remove it")
     try:
-        config = load_config(list(file.study.configs), _overrides(settings | {"run.seed": seed}))
+        config = load_config(list(file.study.configs), overrides_of(settings | {"run.seed": seed}))
     except ConfigError as error:
         given = f", with {_listed(settings)}" if settings else ""
         raise ConfigError(f"part {part.name!r}{given}: {error}") from error
@@ -359,10 +359,6 @@ def found_in(config: Config, key: str) -> Any:
         return value_of(config, key)
     except ConfigError:
         return None
-
-
-def _overrides(settings: dict[str, Value]) -> list[str]:
-    return [word for key, value in settings.items() for word in (f"--{key}", _text(value))]
 
 
 def _text(value: Any) -> str:

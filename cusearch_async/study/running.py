@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cusearch_async.config import is_loopback
+from cusearch_async.config import is_loopback, overrides_of
 from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import CLI, free_port, start_child, why_it_ended
 from cusearch_async.lifecycle.progress import log_waiting
@@ -111,8 +111,7 @@ def _command(plan: Plan, run: PlannedRun, where: Path) -> list[str]:
     }
     if is_loopback(run.config.retriever.url):  # launch starts it with the settings of this run
         own["retriever.url"] = f"http://127.0.0.1:{free_port()}"
-    words = [word for key, value in own.items() for word in (f"--{key}", value)]
-    return [*CLI, "launch", *map(str, plan.study.configs), *run.arguments(), *words]
+    return [*CLI, "launch", *map(str, plan.study.configs), *run.arguments(), *overrides_of(own)]
 
 
 def places_of(plan: Plan, run: PlannedRun) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.credentials import CredentialProvider
 
 from cusearch_async.concurrency import doubling_pause_s
-from cusearch_async.config import RedisConfig
+from cusearch_async.config import RedisConfig, secret
 from cusearch_async.errors import BufferUnavailable, ConfigError, first_line
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
 
@@ -88,7 +87,7 @@ def connect(settings: RedisConfig, password: Password = lambda: None) -> Any:
                 "socket_timeout": settings.timeout_s,
                 "socket_connect_timeout": settings.timeout_s,
                 "retry": None,  # the next sentinel is asked
-                "password": os.environ.get("CUSEARCH_SENTINEL_PASSWORD") or None,
+                "password": secret("CUSEARCH_SENTINEL_PASSWORD"),
             },
         )
         return sentinel.master_for(service, db=int(database or 0), **options)

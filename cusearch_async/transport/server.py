@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from cusearch_async.config import LOOPBACK, RedisConfig, redis_password, redis_password_file
+from cusearch_async.config import LOOPBACK, RedisConfig, redis_password, redis_password_file, secret
 from cusearch_async.errors import BufferUnavailable, RunInUse
 from cusearch_async.files import try_lock, write_file
 from cusearch_async.run.folder import locked
@@ -151,13 +151,13 @@ def redis_cli_line(redis: RedisConfig, run_folder: Path) -> str:
     if parts.scheme == "redis+sentinel":
         host, port = parts.netloc.rpartition("@")[2].split(",")[0].rsplit(":", 1)
         service, _, database = parts.path.strip("/").partition("/")
-        own = 'REDISCLI_AUTH="$CUSEARCH_SENTINEL_PASSWORD" ' if os.environ.get("CUSEARCH_SENTINEL_PASSWORD") else ""
+        own = 'REDISCLI_AUTH="$CUSEARCH_SENTINEL_PASSWORD" ' if secret("CUSEARCH_SENTINEL_PASSWORD") else ""
         ask = f"{own}redis-cli -h {host} -p {port} sentinel get-master-addr-by-name {shlex.quote(service)}"
         line = f"redis-cli $({ask} | xargs printf -- '-h %s -p %s')"
     else:
         database = parts.path.strip("/")
         place = [] if parts.hostname in ("127.0.0.1", "localhost") else ["-h", parts.hostname or ""]
-        line = shlex.join(["redis-cli", *place, "-p", str(parts.port or 6379)])
+        line = shlex.join(["redis-cli", *place, "-p", str(parts.port)])
     words, tls = ["--tls"] if parts.scheme == "rediss" else [], dict(parse_qsl(parts.query))
     for option, word in _TLS_FILES.items():
         words += [word, tls[option]] if option in tls else []
@@ -166,7 +166,7 @@ def redis_cli_line(redis: RedisConfig, run_folder: Path) -> str:
     words += ["-n", database] if database not in ("", "0") else []
     line = " ".join([line, *map(shlex.quote, words)])
     path = redis_password_file(redis, run_folder)
-    if os.environ.get("CUSEARCH_REDIS_PASSWORD"):
+    if secret("CUSEARCH_REDIS_PASSWORD"):
         return f'REDISCLI_AUTH="$CUSEARCH_REDIS_PASSWORD" {line}'
     if path is not None and path.exists():
         return f"REDISCLI_AUTH=$(cat {shlex.quote(str(path))}) {line}"

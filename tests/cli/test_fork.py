@@ -88,12 +88,15 @@ def test_a_fork_has_a_place_of_the_same_kind_for_everything_that_is_for_one_run(
     assert (begun.weights.objects, begun.learner.checkpoint_objects) == ("s3://b/w/new", "s3://b/c/new")
 
 
-def test_a_fork_of_a_run_that_serves_its_weights_has_another_port(checkpointed, make_run, tmp_path, capsys, caplog):
+@pytest.mark.parametrize("host", ["127.0.0.2", "[::1]"])
+def test_a_fork_of_a_run_that_serves_its_weights_has_another_port(
+    checkpointed, make_run, tmp_path, capsys, caplog, host
+):
     """Its learner waited for that of the run, and its workers asked the other run."""
     caplog.set_level("INFO")
-    make_run("one", "--weights.transport", "http", "--weights.url", "http://127.0.0.2:29400", steps=0)
+    make_run("one", "--weights.transport", "http", "--weights.url", f"http://{host}:29400", steps=0)
     cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(tmp_path / "new"))
-    (port,) = re.findall(r"--weights\.url http://127\.0\.0\.2:(\d+)", caplog.messages[-1])
+    (port,) = re.findall(rf"--weights\.url '?http://{re.escape(host)}:(\d+)", caplog.messages[-1])
     assert port != "29400"
 
 

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cusearch_async.config import as_toml, load_config, of_toml, save_config
+from cusearch_async.config import as_toml, load_config, of_toml, overrides_of, save_config
+from cusearch_async.config.reading import _pairs
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.entry import split_overrides
 from cusearch_async.run.folder import mark
@@ -325,6 +326,25 @@ def test_overrides_are_told_from_a_commands_own_arguments(arguments, own, overri
 def test_no_argument_is_lost_in_the_split(arguments):
     own, overrides = split_overrides(arguments)
     assert sorted(own + overrides) == sorted(arguments)
+
+
+TEXT = st.characters(exclude_categories=["Cs"], exclude_characters="\x7f")  # that one has another escape in TOML
+
+
+@given(st.sampled_from(["method.kind", "run.note", "model.path"]), st.text(TEXT))
+@example("method.kind", "2024")
+@example("method.kind", "true")
+@example("method.kind", "2024-01-01")
+@example("method.kind", "[x")
+@example("run.note", "--x")
+def test_a_text_is_a_text_again_behind_an_override(key, text):
+    """A study's text came back as a number, a date or half a list where the setting was of a method of the user's."""
+    assert list(_pairs(overrides_of({key: text}))) == [(key, text)]
+
+
+@pytest.mark.parametrize("value", [True, 3, 1e-6, ["a", "b"], [1, 2]])
+def test_a_value_is_the_same_behind_an_override(value):
+    assert list(_pairs(overrides_of({"method.kind": value}))) == [("method.kind", value)]
 
 
 # Files that a run has saved.

@@ -66,7 +66,7 @@ async def test_a_judge_on_this_machine_is_not_asked_through_a_proxy(monkeypatch)
 
 
 async def test_answers_in_other_words_are_right(monkeypatch):
-    monkeypatch.setenv("CUSEARCH_JUDGE_KEY", "s3cret")
+    monkeypatch.setenv("CUSEARCH_JUDGE_KEY", "s3cret\n")  # as out of a file
     verdicts, service = await ask(reply("Yes."), reply("yes"), reply("**No**"))
     assert (verdicts.right, verdicts.agrees_with_em, verdicts.unreadable) == (0.5, 0.75, 0.0)
     assert (verdicts.model, verdicts.prompt) == ("a-judge", PROMPT)

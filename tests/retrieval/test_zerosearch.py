@@ -270,7 +270,7 @@ async def test_a_search_of_nobody_is_refused():
 
 
 async def test_the_key_is_sent_and_not_told(monkeypatch):
-    monkeypatch.setenv("CUSEARCH_SIMULATOR_KEY", "hunter2")
+    monkeypatch.setenv("CUSEARCH_SIMULATOR_KEY", "hunter2\n")  # as out of a file
     model = Model({"error": "no"}, 500)
     async with engine_on(model) as engine:
         with pytest.raises(SearchFailed) as failed:

@@ -236,7 +236,7 @@ async def test_sentinels_with_a_password_of_their_own_are_asked_with_it(server, 
         f"sentinel monitor runs 127.0.0.1 {server.port} 1\n"
     )
     with sentinel(settings, port):
-        monkeypatch.setenv("CUSEARCH_SENTINEL_PASSWORD", "watch")
+        monkeypatch.setenv("CUSEARCH_SENTINEL_PASSWORD", "watch\n")  # as out of a file
         async with buffer_on(f"redis+sentinel://127.0.0.1:{port}/runs/0") as buffer:
             await start(buffer)
             assert (await buffer.state()).epoch == 1

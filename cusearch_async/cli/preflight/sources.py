@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,7 +15,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.cli.preflight.finding import Finding, tried
-from cusearch_async.config import BACKENDS, EMBEDDED, Config, RetrieverConfig, is_loopback
+from cusearch_async.config import BACKENDS, EMBEDDED, Config, RetrieverConfig, is_loopback, secret
 from cusearch_async.data.files import HUB, hub_place
 from cusearch_async.data.questions import (
     asks_of_atlas,
@@ -177,7 +176,7 @@ def services(config: Config) -> Iterator[Finding]:
         yield _service(key, simulator, "a web server", speaks_http, start, own)
     if config.searching and retriever.backend in ("serper", "serpapi"):
         key = key_variable(retriever.backend)
-        is_set = bool(os.environ.get(key, "").strip())
+        is_set = secret(key) is not None
         text = f"{key} is {'set' if is_set else 'not set'} here; the retriever process needs it"
         yield Finding("ok" if is_set else "warning", f"{retriever.backend} key", text)
     if url := config.weights.url:
