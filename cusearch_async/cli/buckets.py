@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import msgspec
@@ -128,8 +129,14 @@ def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableTy
         Panel(ledger(now.ledger), title="ledger", expand=False),
         Columns([buffered, Panel(groups(now, before, config), title="groups", expand=False)]),
         Panel(listed, title=f"workers: {alive} alive of {len(now.workers)}", expand=False),
-        Text(f"inspect it with: {redis_cli_line(config.redis, config.folder)}", no_wrap=True, overflow="ignore"),
+        *_way_to_look(config),
     )
+
+
+def _way_to_look(config: Config) -> Iterator[Text]:
+    if config.redis.transport == "redis":
+        line = redis_cli_line(config.redis, config.folder)
+        yield Text(f"inspect it with: {line}", no_wrap=True, overflow="ignore")
 
 
 def in_json(now: Snapshot, config: Config) -> str:

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import sys
-from urllib.parse import urlsplit
 
 from cusearch_async.cli.parts.arguments import add_config
 from cusearch_async.cli.parts.opening import refuse_if_alive
@@ -93,7 +92,7 @@ def _describe(config: Config, keys: int, is_in_folder: bool, elsewhere: list[tup
     parts = []
     if keys:
         strange = "" if config.folder.exists() else f" (but there is no folder {config.folder}: is this your run?)"
-        parts.append(f"{keys} keys in Redis at {urlsplit(config.redis.url).netloc.rpartition('@')[2]}{strange}")
+        parts.append(f"{keys} keys at {config.redis.place}{strange}")
     for folder in config.folders:
         with_redis = " (its Redis, which is not running, too)" if is_in_folder and folder == config.folder else ""
         if count := sum(path.is_file() for path in folder.rglob("*")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from pydantic import Field, model_validator
 
@@ -47,7 +47,19 @@ class RedisConfig(Section):
             check_address(self.url, ("redis", "rediss"), "redis://127.0.0.1:6379/0")
             for name in options.keys() - (_TLS if self.url.startswith("rediss://") else ()):
                 raise ValueError(f"url takes no option {name!r}; rediss:// takes {', '.join(_TLS)}")
-            database = urlsplit(self.url).path.removeprefix("/")
+            parts = urlsplit(self.url)
+            database = parts.path.removeprefix("/")
             if not re.fullmatch(r"[0-9]*", database):
                 raise ValueError(f"url must end in the number of a database, like redis://HOST/0, got {database!r}")
+            netloc = parts.netloc if parts.port else f"{parts.netloc.removesuffix(':')}:6379"
+            whole = urlunsplit(parts._replace(netloc=netloc, path=f"/{int(database or 0)}"))
+            object.__setattr__(self, "url", whole)  # two spellings of one place are equal
         return self
+
+    @property
+    def place(self) -> str:
+        """Where the buffer is, in words: the address without a user's name, or the name of another transport."""
+        if self.transport != "redis":
+            return self.transport
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from cusearch_async.alarms.history import History, Limits
 from cusearch_async.config import saved_in
-from cusearch_async.errors import ConfigError
+from cusearch_async.config.toml import read_toml
 from cusearch_async.metrics.files import MetricsFile, ScoresFile
 from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
 from cusearch_async.run.history import Start, Stop, read_starts, read_stop
@@ -37,10 +36,7 @@ class KeptRun:
         folder that is not a run's, or whose config cannot be read."""
         refuse_no_run(folder)
         path = next(iter(saved_in(folder)), None)
-        try:
-            settings = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from error
+        settings = read_toml(path, "config") if path else {}
         starts = read_starts(folder)
         metrics = before.metrics if before else MetricsFile(folder / METRICS)
         scored = before.scored if before else ScoresFile(folder / SCORES)

@@ -56,10 +56,10 @@ class Live:
         if self._buffer is None:
             self._buffer = await self._open.enter_async_context(open_buffer(self._config))
         if not (await self._buffer.state()).exists:
-            raise ConfigError(f"no learner has taken run {name!r} over yet, at {place(self._config)}")
+            raise ConfigError(f"no learner has taken run {name!r} over yet, at {self._config.redis.place}")
         held, own = await self._buffer.identity(), NOBODY.in_folder(self._folder)
         if held.run_id and held.run_id != own.run_id:
-            raise ConfigError(f"{place(self._config)} holds another run of the name {name!r}, of {held.folder}")
+            raise ConfigError(f"{self._config.redis.place} holds another run of the name {name!r}, of {held.folder}")
         return self._buffer
 
 
@@ -82,11 +82,6 @@ def troubles(now: Snapshot, learner: LearnerStatus | None, config: Config) -> li
     return [{"name": name, "text": text} for name, text in found]
 
 
-def place(config: Config) -> str:
-    """The address of Redis, without a password."""
-    return config.redis.url.rpartition("@")[2]
-
-
 def shown(now: Snapshot, learner: LearnerStatus | None, config: Config) -> Json:
     """`cells` [S+1][staleness] are the buffered trajectories."""
     workers = [
@@ -107,5 +102,5 @@ def shown(now: Snapshot, learner: LearnerStatus | None, config: Config) -> Json:
         "ledger": asdict(now.ledger) | {"closes": now.ledger.closes, "limit": config.buffer_limit},
         "workers": workers,
         "learner": None if learner is None else msgspec.to_builtins(learner),
-        "redis": place(config),
+        "redis": config.redis.place,
     }

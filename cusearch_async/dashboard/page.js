@@ -320,7 +320,7 @@ function workerPanel() {
     make("span", { text: one.failed_episodes, title: [one.failed_episodes_by_kind, one.most_frequent_failure, one.search_failures_by_kind && `searches: ${one.search_failures_by_kind}`].filter(Boolean).join("\n") })]);
   const learner = live.learner ? `${live.learner.host}, process ${live.learner.pid}, epoch ${live.learner.epoch}` : "none is alive";
   return ofNow("workers", panel("Workers and learner", null, table(["worker", "seen", "state", "in flight", "episodes", "tokens/s", "failed"], rows, [3, 4, 5, 6]),
-    make("p", {}, "learner: ", make("span", { class: live.learner || live.state.finished ? "" : "bad", text: learner })), make("p", { class: "faint", text: `Redis at ${live.redis}` })));
+    make("p", {}, "learner: ", make("span", { class: live.learner || live.state.finished ? "" : "bad", text: learner })), make("p", { class: "faint", text: `buffer at ${live.redis}` })));
 }
 
 // Changes need the token of the run: who can read its folder may make them. The same panel is kept while steps go by.

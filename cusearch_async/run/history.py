@@ -15,15 +15,14 @@ import logging
 import os
 import socket
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
 from cusearch_async import version
-from cusearch_async.config import Config, RedisConfig, Scope, load_config, save_config, scope_of
+from cusearch_async.config import Config, RedisConfig, Scope, is_loopback, load_config, save_config, scope_of
+from cusearch_async.config.toml import read_toml
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import whole_or_absent, write_file
 from cusearch_async.run import provenance
@@ -140,11 +139,8 @@ def record_start(config: Config, epoch: int, step: int, identity: Identity = NOB
 
 def place_of_buffer(redis: RedisConfig) -> str:
     """The address of the run's buffer, with this host's name where that means another one on each host."""
-    if redis.transport != "redis":
-        return f"{redis.transport} on {socket.gethostname()}"
-    parts = urlsplit(redis.url)
-    place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    return f"{place} on {socket.gethostname()}" if parts.hostname in ("127.0.0.1", "::1", "localhost") else place
+    is_here = redis.transport != "redis" or is_loopback(redis.url)
+    return f"{redis.place} on {socket.gethostname()}" if is_here else redis.place
 
 
 def start_now(config: Config, epoch: int, step: int, contract: Mapping[str, str], nonce: str) -> Start:
@@ -236,7 +232,7 @@ def _last_settings(run_folder: Path) -> dict[str, str] | None:
         except ConfigError as error:
             log.warning("%s is not a valid config in this version (%s); comparing raw values", path, error)
         try:
-            return texts_of(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+            return texts_of(read_toml(path, "config"))
+        except (OSError, ConfigError) as error:
             log.warning("%s cannot be read (%s); it is not compared", path, error)
     return None

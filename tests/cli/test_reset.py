@@ -150,8 +150,7 @@ def test_without_yes_and_without_a_terminal_it_says_what_it_would_delete(config,
     )
     assert done.returncode == 1
     count = len(keys_of(config))
-    where = config.redis.url.removeprefix("redis://").removesuffix("/0")
-    assert f"delete run {config.run.name}: {count} keys in Redis at {where}, 3 files in {here}?" in done.stderr
+    assert f"delete run {config.run.name}: {count} keys at {config.redis.url}, 3 files in {here}?" in done.stderr
     assert "add --yes" in done.stderr
     assert count > 0
     assert (here / "metrics.jsonl").exists()
@@ -211,9 +210,7 @@ def test_the_current_folder_is_never_deleted(atlas_config, overrides, tmp_path, 
 
 def test_keys_without_a_folder_may_be_anothers_and_it_says_so(config, atlas_config, overrides, tmp_path):
     nowhere = tmp_path / "nowhere"
-    with pytest.raises(
-        ConfigError, match=rf"keys in Redis at .* \(but there is no folder {nowhere}: is this your run\?\)"
-    ):
+    with pytest.raises(ConfigError, match=rf"keys at .* \(but there is no folder {nowhere}: is this your run\?\)"):
         run_reset(atlas_config, [*overrides, "--run.folder", str(nowhere)])
     assert keys_of(config)
 

@@ -72,5 +72,24 @@ def test_an_option_that_does_nothing_there_is_refused(write, url, name):
 
 
 def test_a_user_with_encoded_characters_is_accepted(write):
-    for url in ("redis://team%40lab@h/3", "redis+sentinel://team%40lab@a:1,b:1/runs/0", "rediss://h?ssl_keyfile=k.pem"):
+    for url in ("redis://team%40lab@h:1/3", "redis+sentinel://team%40lab@a:1,b:1/runs/0"):
         assert load_config(write(), ["--redis.url", url]).redis.url == url
+
+
+@pytest.mark.parametrize(
+    ("url", "whole", "place"),
+    [
+        *((f"redis://h{rest}", "redis://h:6379/0", "redis://h:6379/0") for rest in ("", "/", ":", "/0", ":6379/00")),
+        ("redis://me@h/3", "redis://me@h:6379/3", "redis://h:6379/3"),
+        ("redis://[::1]", "redis://[::1]:6379/0", "redis://[::1]:6379/0"),
+        ("rediss://h?ssl_keyfile=k.pem", "rediss://h:6379/0?ssl_keyfile=k.pem", "rediss://h:6379/0"),
+    ],
+)
+def test_two_spellings_of_one_redis_are_one_place(write, url, whole, place):
+    """A run whose Redis had lost its data was refused as that of another, and a launch did not know its Redis again."""
+    redis = load_config(write(), ["--redis.url", url]).redis
+    assert (redis.url, redis.place) == (whole, place)
+
+
+def test_another_transport_is_no_redis(write):
+    assert load_config(write(), ["--redis.transport", "mine:buffer"]).redis.place == "mine:buffer"

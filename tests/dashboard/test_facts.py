@@ -171,6 +171,12 @@ def test_a_damaged_file_hides_nothing_else(config, file, text):
     in_short(KeptRun.read(config.folder))
 
 
+def test_a_config_that_was_saved_by_an_editor_of_windows_is_read(config):
+    path = config.folder / "config.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert KeptRun.read(config.folder).setting("method", "name") == "sdga_phase"
+
+
 @pytest.mark.parametrize("file", ["config.toml", "metrics.jsonl"])
 def test_a_damaged_folder_is_named_or_shown_without_it(config, file):
     add_step(config, 0)

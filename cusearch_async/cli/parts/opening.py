@@ -22,7 +22,7 @@ async def open_run(config: Config) -> AsyncIterator[Buffer]:
         if not await buffer.exists():
             known = await buffer.runs()
             there = f"it has {', '.join(known)}" if known else "it has none"
-            raise ConfigError(f"Redis at {config.redis.url} has no run {config.run.name!r}; {there}; set --run.name")
+            raise ConfigError(f"{config.redis.place} has no run {config.run.name!r}; {there}; set --run.name")
         yield buffer
 
 
