@@ -14,7 +14,7 @@ from redis import exceptions
 from cusearch_async.concurrency import Batcher
 from cusearch_async.errors import BufferLost
 from cusearch_async.transport import codec
-from cusearch_async.transport.interface import Outcome, RolloutSlot, WorkerStatus
+from cusearch_async.transport.interface import AHEAD_S, Outcome, RolloutSlot, WorkerStatus
 from cusearch_async.transport.redis_run import RedisRun, reported
 from cusearch_async.types import Trajectory
 
@@ -92,8 +92,8 @@ class WorkerSide(RedisRun):
         return bool(found)
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> list[int]:
-        joined = self._identity.joined
-        closed = await self.run_script("heartbeat", worker, joined, len(tickets), *tickets, *reported(status))
+        joined, ahead_ms = self._identity.joined, int(AHEAD_S * 1000)
+        closed = await self.run_script("heartbeat", worker, joined, ahead_ms, len(tickets), *tickets, *reported(status))
         return [int(ticket) for ticket in closed]
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
