@@ -392,11 +392,14 @@ def _older_names(config: Mapping[str, Any]) -> dict[str, Any]:
     the rotary positions, without a word."""
     older = {"torch_dtype": config["dtype"]} if config.get("dtype") else {}
     rope = config.get("rope_parameters") or {}
-    if "rope_theta" not in rope:  # of kinds of layers
-        return older
-    scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", "partial_rotary_factor")}
-    is_plain = rope.get("rope_type", "default") == "default"
+    if sliding := rope.get("sliding_attention"):
+        older["rope_local_base_freq"] = sliding["rope_theta"]
+    rope = rope.get("full_attention", rope)
     parts = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    scaling = {name: value for name, value in rope.items() if name not in parts}
+    if config["model_type"] == "phi3":  # which takes these three and no others
+        scaling = {"type": rope.get("rope_type")} | {name: rope.get(name) for name in ("short_factor", "long_factor")}
+    is_plain = rope.get("rope_type", "default") == "default"
     return {**older, **parts, "rope_scaling": None if is_plain else scaling}
 
 
