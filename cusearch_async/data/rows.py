@@ -267,7 +267,7 @@ def _tells_answers(name: str, value: Any) -> bool:
     if name in ("tools_kwargs", "need_tools_kwargs", "interaction_kwargs", MODEL):
         return True
     bare = name.removeprefix("normalized_")
-    known = {*_IN_EXTRA_INFO, *ANSWERS} if bare == name else _IN_OBJECTS  # a metadata's own "text" is none
+    known = {*_IN_EXTRA_INFO, *ANSWERS, *(_IN_OBJECTS if bare != name else ())}  # a metadata's own "text" is none
     return columns.are_aliases(bare) or (bare in known and _holds(value))
 
 

@@ -103,11 +103,18 @@ def test_other_spellings_of_no_answer_are_none(config, row):
     assert found.answers == ()
 
 
+NORMALIZED = {f"normalized_{name}": ["me"] for name in ("golden_answers", "ground_truth", "answers", "value")}
+
+
 def test_answers_are_no_metadata(config):
     """A program that shows its task's metadata to the policy would tell them."""
     told = {"rubric": "short", "answer": "me", "answer_aliases": ["I"], "golden_answers": ["me"]}
     row = {"question": "a", "answer": "me", "extra_info": told}
-    for given in ({}, {"metadata": told | {"possible_answers": ["me"], "o_aliases": ["I"], "Gold Answers": ["me"]}}):
+    for given in (
+        {},
+        {"metadata": told | {"possible_answers": ["me"], "o_aliases": ["I"], "Gold Answers": ["me"]}},
+        {"metadata": told | NORMALIZED},
+    ):
         (found,) = load_run_questions(config(REWARD, [row | given])).all
         assert found.metadata == {"rubric": "short"}
         assert set(found.answers) == {"me", "I"}
