@@ -69,11 +69,12 @@ class SearchRefused(RetrievalError):
 
 
 class SearchFailed(RetrievalError):
-    """In the retriever process: its engine failed. `status` is the HTTP status of its answer."""
+    """In the retriever process: its engine failed. `status` is the HTTP status of its answer, `retry_after_s` the pause
+    that it asks for."""
 
-    def __init__(self, message: str, status: int = 502) -> None:
+    def __init__(self, message: str, status: int = 502, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.retry_after_s = status, retry_after_s
 
 
 class EpisodeFailed(CusearchError):

@@ -98,7 +98,7 @@ class ZeroSearchConfig(Section):
     base: Shared[float] = Field(4.0, gt=1)
     """b of p(i) = p_s + (b^(i/m) - 1) / (b - 1) (p_e - p_s)."""
     steps: Shared[int | None] = Field(None, ge=1)
-    """m; None: run.steps."""
+    """m; None: run.steps, which then cannot be raised later: another m is another engine."""
     temperature: Shared[float] = Field(0.8, ge=0)
     """Sampling temperature of the simulator."""
     max_tokens: Shared[int] = Field(600, ge=1)

@@ -129,7 +129,7 @@ class Bm25Index:
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
         """The `topk` best passages of each query, best first; only passages that share a word with it."""
-        tokens = [words_of(query[: 64 * _MOST_WORDS], self._tokenizer)[:_MOST_WORDS] for query in queries]
+        tokens = [words_of(query, self._tokenizer)[:_MOST_WORDS] for query in queries]
         asked = {number: words for number, words in enumerate(tokens) if words}
         found: list[list[Scored]] = [[] for _ in queries]
         if asked:

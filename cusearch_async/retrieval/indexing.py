@@ -25,6 +25,8 @@ from cusearch_async.retrieval.corpus import Corpus
 from cusearch_async.streams import Stream, stream
 
 _AT_ONCE = 64
+_LONGEST_QUERY = 1 << 14
+"""In characters; what follows is not searched for: others wait for a query of megabytes."""
 _OWN = ("manifest.json", "progress.json", "chunks", "bm25", "bm25.old", "index.faiss", "vectors.f32")
 """What `build` makes beside the places of the passages, which it makes first."""
 
@@ -82,7 +84,7 @@ class IndexBackend:
 
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         degradation = self._degradation
-        found = await asyncio.gather(*(self._together((query.text, topk)) for query in queries))
+        found = await asyncio.gather(*(self._together((query.text[:_LONGEST_QUERY], topk)) for query in queries))
         await asyncio.sleep(max((degradation.latency_s(query.seed) for query in queries), default=0.0))
         return [
             degradation.disturb(result, self.passages, topk, query)
@@ -168,7 +170,7 @@ def load(path: Path, folder: Path, settings: RetrieverConfig) -> Index:
             there = any(folder.glob(_starts_file(folder, "*").name))
             what = "was made from another corpus than retriever.corpus" if there else "holds no finished index"
             raise ConfigError(f"retriever.index {folder} {what}; build it with `cusearch index CONFIG`") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise manifest.damaged(_starts_file(folder, fingerprint), str(error)) from error
         return starts
 

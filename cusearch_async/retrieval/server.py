@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -57,14 +58,18 @@ class Retriever:
 
     async def retrieve(self, http: web.Request) -> web.Response:
         began = time.perf_counter()
+        headers = {protocol.SERVES: self.serves} if self.serves else {}
         try:
             status, answer = await self._answer(http)
+        except SearchFailed as error:
+            status, answer = error.status, {"error": str(error)}
+            headers |= {"Retry-After": str(math.ceil(error.retry_after_s))} if error.retry_after_s else {}
         except Exception as error:  # any error of the engine: this client gets it, and others are still served
             log.exception("a search failed")
             status, answer = 500, {"error": f"{type(error).__name__}: {error}"}
         self._seconds.observe(time.perf_counter() - began)
         self._statuses.labels(str(status)).inc()
-        return web.json_response(answer, status=status, headers={protocol.SERVES: self.serves} if self.serves else {})
+        return web.json_response(answer, status=status, headers=headers)
 
     async def health(self, _: web.Request) -> web.Response:
         behaviour = protocol.Behaviour(self._backend.deterministic, self._backend.accepts_seed, self.serves)
@@ -74,7 +79,7 @@ class Retriever:
         return web.Response(body=generate_latest(self._figures), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _answer(self, http: web.Request) -> tuple[int, Any]:
-        """Status and body."""
+        """Status and body. Raises: SearchFailed."""
         try:
             request = protocol.decode_request(await http.json(), self._default_topk)
         except web.HTTPRequestEntityTooLarge:
@@ -91,10 +96,7 @@ class Retriever:
         self._served += count
         self._queries.inc(count)
         queries = [Query(*one) for one in zip(request.queries, seeds, contexts, strict=True)]
-        try:
-            found = await self._backend.search(queries, request.topk or self._default_topk)
-        except SearchFailed as error:
-            return error.status, {"error": str(error)}
+        found = await self._backend.search(queries, request.topk or self._default_topk)
         self._documents.inc(sum(map(len, found)))
         return 200, protocol.encode_answer(found, request.return_scores)
 
@@ -133,8 +135,9 @@ def what_is_served(settings: RetrieverConfig, seed: int, steps: int, passages: S
     elif settings.backend == "zerosearch":
         simulator = settings.zerosearch
         name = f"zerosearch by {simulator.model or 'the model of its server'}, {simulator.mode}, temperature "
-        name += f"{simulator.temperature:g}, noise {simulator.p_start:g} to {simulator.p_end:g}"
         decides = {"seed": seed, "steps": simulator.steps or steps}
+        name += f"{simulator.temperature:g}, noise {simulator.p_start:g} to {simulator.p_end:g} over "
+        name += f"{decides['steps']} steps"
         facts = simulator.model_dump(mode="json", exclude=_OF_SIMULATOR) | decides
     else:
         name = settings.backend

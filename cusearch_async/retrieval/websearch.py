@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import random
 import re
 import time
@@ -25,7 +24,7 @@ import aiohttp
 import msgspec
 
 from cusearch_async.concurrency import InFlight, doubling_pause_s
-from cusearch_async.config import WebConfig, is_loopback
+from cusearch_async.config import WebConfig, is_loopback, secret
 from cusearch_async.errors import ConfigError, SearchFailed
 from cusearch_async.files import write_file
 from cusearch_async.retrieval.backend import Passage, Query, Scored
@@ -80,7 +79,7 @@ def web_search(engine: str, settings: WebConfig, longest_wait_s: float = math.in
 
     Raises: ConfigError when the key is not in the environment or cannot be one, or the cache cannot be made."""
     variable = key_variable(engine)
-    key = os.environ.get(variable, "").strip()
+    key = secret(variable)
     if not key:
         raise ConfigError(f"retriever.backend {engine!r} needs a key: set the environment variable {variable}")
     if not re.fullmatch(r"[!-~]+", key):
@@ -215,7 +214,8 @@ class WebSearch:
                 is_too_late = outcome.retry_after_s > self._longest_wait_s  # the client makes the pause
                 if outcome.is_final or failed == self._settings.attempts or is_too_late:
                     where = f"{self._place} fails for {query!r:.100}, attempt {failed}"
-                    raise SearchFailed(self._hide(f"{where}: {outcome.reason}"), outcome.status)
+                    reason = self._hide(f"{where}: {outcome.reason}")
+                    raise SearchFailed(reason, outcome.status, outcome.retry_after_s)
                 await asyncio.sleep(pause_s(failed, outcome.retry_after_s))
                 self._retries += 1
         except SearchFailed as error:

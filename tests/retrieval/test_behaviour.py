@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from cusearch_async.config import EpisodeConfig, RerankConfig, RetrieverConfig, load_config
 from cusearch_async.errors import RetrievalUnavailable
 from cusearch_async.processes.retriever import make_backend
+from cusearch_async.retrieval.backend import Query
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.retrieval.indexing import Degradation, IndexBackend
 from cusearch_async.retrieval.server import Retriever
@@ -230,3 +231,24 @@ def test_which_of_equal_scores_a_query_finds_does_not_depend_on_who_else_searche
 
     backend = IndexBackend(Equal(), Degradation(RetrieverConfig()))
     assert backend._search([("q", 3)])[0] == backend._search([("r", 5), ("q", 3)])[1]
+
+
+async def test_the_end_of_a_query_of_megabytes_is_not_searched_for():
+    """A tokenizer reads all of it before it cuts, once for each candidate of a reranker, while all others wait."""
+    lengths: list[int] = []
+
+    class Measuring:
+        passages = ({"id": "0", "contents": "text"},)
+
+        def search(self, queries, topk):
+            lengths.extend(map(len, queries))
+            return [[(self.passages[0], 1.0)] for _ in queries]
+
+        def rerank(self, queries, found, topk):
+            lengths.extend(map(len, queries))
+            return found
+
+    backend = IndexBackend(Measuring(), Degradation(RetrieverConfig()), Measuring())
+    await backend.search([Query("lima " * 200_000, 0)], 3)
+    await backend.close()
+    assert lengths == [1 << 14, 1 << 14]

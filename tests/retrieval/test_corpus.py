@@ -338,10 +338,11 @@ def test_an_index_that_lacks_bytes_is_damaged(settings):
 
 
 @loads_an_index
-def test_the_places_of_passages_that_cannot_be_read_are_damaged_and_of_no_other_corpus(settings):
+@pytest.mark.parametrize("left", [0, 100])
+def test_the_places_of_passages_that_cannot_be_read_are_damaged_and_of_no_other_corpus(settings, left):
     made(settings)
     (places,) = settings.index.glob("passages-*.npy")
-    places.write_bytes(places.read_bytes()[:100])
+    places.write_bytes(places.read_bytes()[:left])
     with pytest.raises(ConfigError, match=r"is damaged \(.*passages-"):
         indexing.load(Path(settings.corpus), settings.index, settings)
 

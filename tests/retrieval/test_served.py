@@ -115,7 +115,9 @@ def test_every_setting_of_a_backend_that_the_contract_holds_is_in_it(atlas_confi
         pytest.param({"backend": "dense", "dense__encoder": "a/e", "dense__pooling": "cls", "dense__query_prefix": "",
           "dense__passage_prefix": ""}, "dense over 1 passages with encoder a/e (flat)", marks=pytest.mark.system),
         ({"backend": "zerosearch", "zerosearch__model": "sim"},
-         "zerosearch by sim, sft, temperature 0.8, noise 0 to 0.5"),
+         "zerosearch by sim, sft, temperature 0.8, noise 0 to 0.5 over 8 steps"),
+        ({"backend": "zerosearch", "zerosearch__steps": "9"},
+         "zerosearch by the model of its server, sft, temperature 0.8, noise 0 to 0.5 over 9 steps"),
     ],
 )  # fmt: skip
 def test_its_words_name_what_decides_about_results(atlas_config, overrides, name):

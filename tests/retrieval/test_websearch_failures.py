@@ -309,6 +309,30 @@ async def test_a_service_that_asks_to_wait_longer_than_a_worker_does_is_told_to_
     assert (error.status, len(service.requests)) == (429, 1)
 
 
+async def test_the_pause_that_a_service_asks_for_is_the_workers(atlas_config, monkeypatch):
+    """Who asked again ten times in the time in which it was to be left alone, and each was paid for."""
+    monkeypatch.setenv(VARIABLE["serper"], KEY)
+    times: list[float] = []
+
+    def at(answer):
+        async def one(service, request):
+            times.append(time.monotonic())
+            return await answer(service, request)
+
+        return one
+
+    async with served(at(says("slow down", 429, Retry_After="2")), at(finds(LIMA))) as (_, address):
+        backend = WebSearch("serper", WebConfig(url=f"{address}/serper"), KEY, longest_wait_s=0.2)
+        async with TestServer(Retriever(backend).application()) as server:
+            config = load_config(atlas_config, ["--retriever.url", str(server.make_url("/")).rstrip("/")])
+            async with SearchClient.session(config.retriever) as session:
+                client = SearchClient(session, config.retriever, EpisodeConfig(), 4)
+                assert await client.search("Peru", 0, QUESTION, 0) == [LIMA_PASSAGE["contents"]]
+        await backend.close()
+    first, second = times
+    assert second - first >= 2
+
+
 async def test_more_searches_than_the_rate_allows_wait_at_their_clients(atlas_config, monkeypatch):
     """In the retriever's queue they timed out, and asked again behind all others."""
     monkeypatch.setenv(VARIABLE["serper"], KEY)
