@@ -211,6 +211,16 @@ def test_what_does_not_end_in_time_is_killed_and_named(fleet, tmp_path, monkeypa
     assert f"rollout-0 did not end within {in_all} s; killed" in caplog.text
 
 
+def test_a_learner_has_as_long_as_it_may_be_silent(fleet, tmp_path, monkeypatch, caplog):
+    """Five minutes were less than a step and a checkpoint of a large model: it was killed while it saved."""
+    monkeypatch.setattr(fleets, "_STAGES", ((("learner",), 0.1),))
+    child = start(fleet, tmp_path, "learner", GOODBYE, "learner", tmp_path / "said", 1)
+    wait_until(lambda: "ready" in child.log.read_text(), 20)
+    fleet.stop()
+    assert child.process.returncode == 0
+    assert "killed" not in caplog.text
+
+
 ENGINE = "(EngineCore pid=7) ERROR 11-21 [core.py:9] RuntimeError: Unsupported CPU attention configuration: head_dim=16"
 
 

@@ -273,8 +273,10 @@ class Fleet:
         stopping = [child for name, child in self.children.items() if not names or name in names]
         try:
             for prefixes, patience_s in _STAGES:
+                least_s = self._config.run.stall_s if "learner" in prefixes else 0.0  # a step, and a large checkpoint
                 more_s = self._config.rollout.drain_s if "rollout" in prefixes else 0.0
-                self._end([child for child in stopping if child.name.startswith(prefixes)], patience_s + more_s)
+                stage = [child for child in stopping if child.name.startswith(prefixes)]
+                self._end(stage, max(patience_s, least_s) + more_s)
         except KeyboardInterrupt:
             self._kill(stopping)
             raise
