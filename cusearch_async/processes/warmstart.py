@@ -22,6 +22,7 @@ from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.models import check_model
 from cusearch_async.processes.learner import follow
 from cusearch_async.run import folder as run_folder
+from cusearch_async.run.folder import MODEL
 from cusearch_async.run.identity import differences
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.transport.interface import RunState
@@ -31,8 +32,6 @@ from cusearch_async.warmstart.tuning import Course, terms, tune, tuning_config
 
 log = logging.getLogger(__name__)
 
-MODEL = "model"
-"""Of the output folder: the warm-started model."""
 SHOWN = 3
 """Most problems of demonstrations that are logged."""
 

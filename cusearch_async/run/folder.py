@@ -41,6 +41,9 @@ SUMMARY = "summary.json"
 TRACES = "traces"
 PAGE = "page.html"
 TRACKED = "tracked"
+TRACKED_AS = f"{TRACKED}/id"
+MODEL = "model"
+"""A warm start's."""
 ACTIONS = "actions.jsonl"
 CHILDREN = (
     "config.toml",
@@ -66,6 +69,7 @@ CHILDREN = (
     "plot.png",
     PAGE,
     TRACKED,
+    MODEL,
     ACTIONS,
     "page-token",
 )

@@ -9,6 +9,7 @@ exported one (`cusearch buffer export`, a recorded step) has its tokens already.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.config import Config
 from cusearch_async.data.columns import read_literal
 from cusearch_async.data.files import Row, locate, read_rows
-from cusearch_async.data.questions import needs_answers
+from cusearch_async.data.questions import load_run_questions, needs_answers
 from cusearch_async.data.rows import Origin, origin_of, parse_row
 from cusearch_async.environments import AgentEnvironment, Environment
 from cusearch_async.environments.search import TAGS
@@ -183,10 +184,7 @@ class _Rollout:
     def checked(self, found: Trajectory, where: str) -> Trajectory:
         """Raises: ConfigError unless this run could have made it."""
         environment = self._environment(where, found.environment)
-        question = Question(id=found.question_id, text=found.question, answers=found.answers, category="")
-        prompt = build_prompt(self._tokenizer, environment.prompt(question), self._config.model.template_arguments)
-        begins = found.token_ids[: len(prompt)].tolist() == prompt and not found.sampled[: len(prompt)].any()
-        if not (begins or isinstance(environment, AgentEnvironment)):  # an agent writes its own prompt
+        if not (isinstance(environment, AgentEnvironment) or self._begins(found, environment, where)):
             raise ConfigError(
                 f"{where}: it does not begin with the prompt of this run's model and template; use those it was made "
                 "with"
@@ -203,6 +201,26 @@ class _Rollout:
             has = f"{where}: it has depth {found.depth} and {len(found.rows)} rows"
             raise ConfigError(f"{has}, an episode of this run at most {most} (episode.s_max) and one more")
         return replace(found, logprobs=np.zeros_like(found.logprobs), versions=np.zeros_like(found.versions))
+
+    def _begins(self, found: Trajectory, environment: Environment, where: str) -> bool:
+        """With its prompt. An agent writes its own."""
+        asked = environment.checked_prompt(self._question_of(found, environment, where))
+        prompt = build_prompt(self._tokenizer, asked, self._config.model.template_arguments)
+        return found.token_ids[: len(prompt)].tolist() == prompt and not found.sampled[: len(prompt)].any()
+
+    def _question_of(self, found: Trajectory, environment: Environment, where: str) -> Question:
+        """With all that the prompt of an environment of the user's may show. Raises: ConfigError."""
+        if type(environment).prompt is Environment.prompt:
+            return Question(id=found.question_id, text=found.question, answers=found.answers, category="")
+        question = self._questions.get((found.environment, found.question_id))
+        if question is None:
+            named = f"{found.question_id!r} of environment.{found.environment}"
+            raise ConfigError(f"{where}: its question {named} is none of this run's, so its prompt cannot be made")
+        return question
+
+    @functools.cached_property
+    def _questions(self) -> dict[tuple[str, str], Question]:
+        return {(one.environment, one.id): one for one in load_run_questions(self._config).all}
 
     def _environment(self, where: str, label: Any) -> Environment:
         if not isinstance(label, str) or label not in self._environments:

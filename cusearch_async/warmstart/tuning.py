@@ -125,7 +125,7 @@ def tune(
         try:
             metrics = learner.update(batch, np.ones(len(batch)), step)
         except NonFiniteUpdate as error:
-            raise NonFiniteUpdate(f"{error}; try an --lr below {course.lr:g}") from error
+            raise NonFiniteUpdate(f"{error}; try an --lr below {course.lr:g}, and another --output") from error
         # μ is recorded as 1, so |log π - log μ| is the cross-entropy
         loss = metrics["off_policy/logprob_difference_mean"]
         row = {

@@ -168,6 +168,14 @@ def test_a_symbolic_link_is_unlinked_and_not_followed(tmp_path):
     assert not folder.exists()
 
 
+def test_a_warm_start_is_deleted_with_its_model(tmp_path):
+    """Which stayed, and its folder was then refused as no run's."""
+    run_folder.mark(tmp_path / "warm", "mine")
+    (tmp_path / "warm" / run_folder.MODEL).mkdir()
+    run_folder.forget(tmp_path / "warm")
+    assert not (tmp_path / "warm").exists()
+
+
 def test_a_run_behind_a_link_is_deleted_with_the_link(tmp_path):
     """On a larger disk, say: all of it went, and then came an error, before the weights in another folder."""
     run_folder.mark(tmp_path / "disk", "mine")

@@ -18,6 +18,8 @@ from cusearch_async.agents import episode as agent_episode
 from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.cli.buffer import as_json
 from cusearch_async.config import Config, load_config
+from cusearch_async.data.questions import load_run_questions
+from cusearch_async.environments import SearchEnvironment
 from cusearch_async.errors import ConfigError
 from cusearch_async.models import load_tokenizer
 from cusearch_async.rollout.episode import EpisodeRunner
@@ -294,6 +296,29 @@ def test_recorded_trajectories_of_a_run_are_demonstrations_if_their_reward_suffi
         read_demonstrations(Sources(runs=(folder,), min_reward=2), tokenizer, config)
     with pytest.raises(ConfigError, match=r"no demonstration: .*empty has no recorded steps"):
         read_demonstrations(Sources(runs=(tmp_path / "empty",)), tokenizer, config)
+
+
+class OfChoices(SearchEnvironment):
+    """Its prompt shows what only a question of the run has."""
+
+    def prompt(self, question):
+        return self.template.prompt(f"{question.text} ({question.metadata['choices']})")
+
+
+def test_the_prompt_of_ones_own_environment_is_made_of_the_whole_question(tmp_path, tokenizer):
+    """It was made without the metadata: a KeyError ended the warm start, or all were of "another template"."""
+    asked = {"id": "1", "question": GOOD["question"], "golden_answers": ["Ruble"], "metadata": {"choices": "a, b"}}
+    (tmp_path / "asked.jsonl").write_text(json.dumps(asked) + "\n")
+    name = "tests.warmstart.test_demonstrations:OfChoices"
+    config = load_config(Path("atlas"), ["--environment.search.name", name, "--data.source", f"{tmp_path}/asked.jsonl"])
+    [question], scripted = load_run_questions(config).all, Scripted(tokenizer, GOOD)
+    runner = EpisodeRunner(scripted, config.environments(scripted), tokenizer, config.episode, 0)
+    rollout = asyncio.run(runner.run(question, 0, 0, "w"))
+    for number, payloads in enumerate([[rollout], [rollout, replace(rollout, question_id="9", ticket=1)]]):
+        read = read_demonstrations(recorded_as(tmp_path / str(number), *map(encode, payloads)), tokenizer, config)
+        assert [one.token_ids.tolist() for one in read.trajectories] == [rollout.token_ids.tolist()]
+    (problem,) = read.problems
+    assert "its question '9' of environment.search is none of this run's, so its prompt cannot be made" in problem
 
 
 def test_a_record_of_an_older_payload_is_named_by_its_step_and_folder(tmp_path, tokenizer, config):

@@ -87,7 +87,7 @@ def test_a_step_that_is_not_finite_is_told_with_what_helps_a_warm_start(tmp_path
             raise NonFiniteUpdate("step 0 is refused, not finite: the gradient")
 
     trained = [make_trajectory(ticket) for ticket in range(8)]
-    with pytest.raises(NonFiniteUpdate, match=r"not finite: the gradient; try an --lr below 0\.0003$"):
+    with pytest.raises(NonFiniteUpdate, match=r"the gradient; try an --lr below 0\.0003, and another --output$"):
         tune(Diverging(), trained, [], course, config, Checkpoints(tmp_path, 3), 0, lambda: False)
 
 
