@@ -11,7 +11,7 @@ import sys
 from cusearch_async.cli.parts.arguments import add_config
 from cusearch_async.cli.parts.opening import refuse_if_alive
 from cusearch_async.config import Config, load_config
-from cusearch_async.errors import ConfigError, RunInUse
+from cusearch_async.errors import BufferLost, ConfigError, RunInUse, first_line
 from cusearch_async.objects import Objects
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.identity import NOBODY, refusal
@@ -83,7 +83,8 @@ def published(config: Config) -> tuple[Objects | None, dict[str, set[str]]]:
     from cusearch_async.weights.objects import open_objects, refuse_others, versions_in  # noqa: PLC0415  (torch)
 
     store = open_objects(config.weights.objects)
-    refuse_others(store, config.run.name)
+    own = run_folder.read_marker(config.folder)
+    refuse_others(store, config.run.name, own.id if own else "")
     return store, versions_in(store)
 
 
@@ -114,11 +115,14 @@ def _confirmed(question: str) -> bool:
 async def count_keys(config: Config) -> int:
     """Number of keys of the run in Redis. Raises: ConfigError when they belong to another run; RunInUse."""
     async with open_buffer(config) as buffer:
-        own, run = NOBODY.in_folder(config.folder), await buffer.identity()
-        refused = refusal(config.run.name, own, run, accepts_changes=True)
-        if refused and not own.may_delete(run):
-            raise refused
-        await refuse_if_alive(config)
+        try:
+            own, run = NOBODY.in_folder(config.folder), await buffer.identity()
+            refused = refusal(config.run.name, own, run, accepts_changes=True)
+            if refused and not own.may_delete(run):
+                raise refused
+            await refuse_if_alive(config)
+        except BufferLost as error:  # a reset is what helps there
+            log.warning("%s; whose run it is, and whether it is alive, cannot be read", first_line(error))
         return await buffer.size()
 
 

@@ -24,6 +24,8 @@ class Done:
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder
         self._epoch = -1
+        self._seen: list[tuple[int, int]] = []
+        """Epoch and first step of each learner that it has followed; a folder of its own has no starts."""
         self.version = -1
 
     def follow(self, state: RunState) -> None:
@@ -32,8 +34,8 @@ class Done:
         if epoch != self._epoch:
             self._epoch = epoch
             began = state.resumed if state.epoch == epoch else state.published
-            starts = [*epochs_and_steps(self._folder), (epoch, began)]  # an evaluator's own folder has none
-            rows = read_scores(self._folder / SCORES, starts)
+            self._seen.append((epoch, began))
+            rows = read_scores(self._folder / SCORES, [*epochs_and_steps(self._folder), *self._seen])
             self.version = rows[-1]["step"] if rows else -1
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import secrets
+import shlex
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.metrics.files import MetricsFile, Summaries
 from cusearch_async.metrics.table import PLACE, scalars, scores_of
 from cusearch_async.metrics.trackers import TrackedRun, Tracker, tracker_class
-from cusearch_async.run.folder import METRICS, SCORES, TRACKED, locked
+from cusearch_async.run.folder import METRICS, SCORES, TRACKED, TRACKED_AS, locked
 from cusearch_async.run.history import epochs_and_steps, read_starts, read_stop
 
 log = logging.getLogger(__name__)
@@ -61,14 +62,14 @@ def track(folder: Path, settings: Mapping[str, Any], names: Sequence[str], follo
         _wait(senders, stop)
         lacking = [sender.name for sender in senders if sender.lacks]
         if lacking:
-            options = " ".join(f"--tracker {name}" for name in lacking)
-            remedy = f"`cusearch runs track {folder} {options}` sends it"
-            raise TrackerFailed(f"{', '.join(lacking)} did not get everything; {remedy}")
+            options = [word for name in lacking for word in ("--tracker", name)]
+            command = shlex.join(["cusearch", "runs", "track", str(folder), *options])
+            raise TrackerFailed(f"{', '.join(lacking)} did not get everything; `{command}` sends it")
 
 
 def _id_of(folder: Path) -> str:
     """The same whenever the run is continued; another after a reset."""
-    file = folder / TRACKED / "id"
+    file = folder / TRACKED_AS
     if not file.exists():
         write_file(file, secrets.token_hex(8).encode())
     return file.read_text(encoding="utf-8")

@@ -22,7 +22,7 @@ from cusearch_async.learner.interface import STATE_FILE, is_sealed
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.objects import Objects
 from cusearch_async.run import folder as run_folder
-from cusearch_async.run.folder import MARKER, METRICS, SCORES, STARTS, Marker
+from cusearch_async.run.folder import MARKER, METRICS, SCORES, STARTS, TRACKED_AS, Marker
 from cusearch_async.training.checkpoint import NAME, Checkpoints, checkpoints_of, damage_of
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,8 @@ class CheckpointObjects:
         missing = {path for path in _starts_in(paths) if not (self._folder / path).exists()}
         counting = {path for path in missing if path.endswith(".json")}
         (self._folder / STARTS).mkdir(exist_ok=True)
-        for path in sorted(missing - counting | {METRICS, SCORES} & set(paths)):
+        (self._folder / TRACKED_AS).parent.mkdir(exist_ok=True)
+        for path in sorted(missing - counting | {METRICS, SCORES, TRACKED_AS} & set(paths)):
             await self._restore_file(path)
         for path in sorted(counting):  # a start counts when all of it and its curves are here
             await self._restore_file(path)
@@ -150,7 +151,7 @@ class CheckpointObjects:
     def keep_history(self) -> None:
         """Put there what has changed of it. Raises: WriteFailed."""
         starts = (f"{STARTS}/{file.name}" for file in (self._folder / STARTS).glob("*.*"))
-        self._keep_changed(MARKER, METRICS, SCORES, *starts)
+        self._keep_changed(MARKER, METRICS, SCORES, TRACKED_AS, *starts)
 
     def keep_stop(self, epoch: int) -> None:
         """How the learner of `epoch` has ended, where its start is. The curves may be a later learner's by now. Raises:
@@ -169,12 +170,15 @@ class CheckpointObjects:
     def files(self) -> list[str]:
         """All that a run has there. Raises: ObjectsUnavailable; ConfigError where it is another run's."""
         paths = self._objects.paths()
-        if MARKER in paths and (theirs := self._marker()).run != self._run:
-            raise self._refusal(theirs)
+        if MARKER in paths:
+            theirs, own = self._marker(), run_folder.read_marker(self._folder)
+            is_ours = theirs.run == self._run and (own is None or own.id == theirs.id)
+            if not is_ours:
+                raise self._refusal(theirs)
         checkpoints = [
             f"{CHECKPOINTS}/{name}/{file}" for name, files in _checkpoints_in(paths).items() for file in files
         ]
-        return [*sorted({METRICS, SCORES, MARKER} & set(paths)), *_starts_in(paths), *checkpoints]
+        return [*sorted({METRICS, SCORES, MARKER, TRACKED_AS} & set(paths)), *_starts_in(paths), *checkpoints]
 
     def forget(self) -> None:
         """Remove all of it, the marker last. Raises: ObjectsUnavailable; ConfigError; WriteFailed."""

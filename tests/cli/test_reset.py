@@ -110,6 +110,34 @@ def test_checkpoints_in_an_object_store_go_too_and_another_runs_do_not(
     assert "run.json" in objects.paths()
 
 
+@pytest.mark.parametrize("key", ["state", "contract", "workers", "worker:w0"])
+def test_a_run_whose_data_is_damaged_can_be_deleted(config, atlas_config, overrides, key, caplog):
+    """Each command said that a reset helps, and the reset said so, too."""
+    client, name = redis.Redis.from_url(config.redis.url), f"cusearch:{{{config.run.name}}}:{key}"
+    client.delete(name)
+    client.set(name, "x")
+    if key == "worker:w0":
+        client.zadd(f"cusearch:{{{config.run.name}}}:workers", {"w0": 1e15})
+    run_reset(atlas_config, overrides, yes=True)
+    assert keys_of(config) == set()
+    assert "whose run it is, and whether it is alive, cannot be read" in caplog.text
+
+
+def test_a_store_of_a_later_run_of_the_same_name_is_left_alone(config, atlas_config, overrides, tmp_path, monkeypatch):
+    """The command that deletes the run which Redis still holds, in its folder, had the config of the later one."""
+    (tmp_path / "store").mkdir()
+    objects = Objects(f"file://{tmp_path}/store", "of the test")
+    monkeypatch.setattr(checkpoint_objects, "Objects", lambda url, key: objects)
+    monkeypatch.setattr(weights_objects, "open_objects", lambda url: objects)
+    run_folder.mark(tmp_path / "later", config.run.name)
+    objects.put("run.json", tmp_path / "later" / "run.json")
+    of_weights = ["--weights.transport", "object", "--weights.objects", "s3://bucket/run"]
+    for store in (["--learner.checkpoint_objects", "s3://bucket/run"], of_weights):
+        with pytest.raises(ConfigError, match=r"(has the checkpoints of|is for) another run"):
+            run_reset(atlas_config, [*overrides, *store], yes=True)
+        assert objects.paths() == ["run.json"]
+
+
 def test_versions_in_an_object_store_go_too_and_another_runs_do_not(
     config, atlas_config, overrides, tmp_path, monkeypatch
 ):

@@ -253,6 +253,17 @@ def test_an_evaluator_with_a_folder_of_its_own_scores_them_again_too(tmp_path):
     assert done_at(tmp_path, "v000030-e2") == 30
 
 
+def test_such_an_evaluator_knows_the_learners_that_it_has_followed(tmp_path):
+    """The score of a course that two learners ago was left counted again."""
+    for version in (6, 8, 10):
+        record(tmp_path, version, f"v{version:06d}-e1", 1.0, {"all": {"em": 0.1}})
+    done = Done(tmp_path)
+    done.follow(RunState(epoch=2, resumed=8, published=8, weights="v000008-e2"))
+    assert done.version == 8
+    done.follow(RunState(epoch=3, resumed=10, published=10, weights="v000010-e3"))
+    assert done.version == 8
+
+
 def test_a_run_is_complete_only_when_the_last_version_of_its_own_course_is_scored(atlas_config, tmp_path):
     config = load_config(atlas_config, ["--run.folder", str(tmp_path), "--eval.every", "2", "--steps", "4"])
     record_start(config, epoch=1, step=0)

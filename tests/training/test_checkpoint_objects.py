@@ -14,6 +14,7 @@ from cusearch_async.cli import launch
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, ObjectsUnavailable, WriteFailed
 from cusearch_async.files import append_row
+from cusearch_async.metrics.tracking import _id_of
 from cusearch_async.objects import Objects
 from cusearch_async.run.folder import hold_for_take_over, mark, read_marker
 from cusearch_async.run.history import epochs_and_steps, record_start, record_stop
@@ -106,6 +107,17 @@ def test_another_machine_finds_checkpoints_starts_and_curves(host, objects):
     assert read_marker(there.folder) == read_marker(here.folder), "the same run, for Redis, too"
     assert epochs_and_steps(there.folder) == [(1, 0)]
     assert (there.folder / "metrics.jsonl").read_bytes() == (here.folder / "metrics.jsonl").read_bytes()
+
+
+def test_a_run_that_is_continued_elsewhere_is_the_same_one_for_a_tracker(host, objects):
+    """There was a second one, with all steps again."""
+    here, there = host("here"), host("there")
+    first = here.start(1)
+    (here.folder / "tracked").mkdir()
+    known = _id_of(here.folder)
+    save(first, 2)
+    there.restore()
+    assert _id_of(there.folder) == known
 
 
 def test_the_first_machine_continues_where_the_second_ended(host, objects):
