@@ -197,7 +197,8 @@ RULES = (
         "rollout/slowest_share",
         "a worker samples less than 0.2 of the median worker's tokens per second of a request, in three steps",
         "One worker's machine is overloaded or throttled: pools in ticket order wait for its episodes.",
-        "Look at its machine, or end it: its tickets go to others.",
+        "Look at its machine, or end it, if you have started it by hand: its tickets go to others. (A launch ends with "
+        "any of its workers.)",
         "cusearch buckets {run}/config.toml --workers",
         findings.slow_worker,
     ),
@@ -224,7 +225,7 @@ RULES = (
         "buffer/server_share",
         "the Redis server uses more than 0.9 of its maxmemory",
         "Redis will soon refuse to store.",
-        "Raise maxmemory above redis.max_mib, or lower that.",
+        "Raise maxmemory; or lower redis.max_mib, and learner.checkpoint_every, whose steps' pools are kept.",
         "cusearch buckets {run}/config.toml --once",
         findings.redis_full,
     ),

@@ -8,8 +8,9 @@ import os
 import secrets
 
 from cusearch_async.cli.parts.arguments import add_config
+from cusearch_async.cli.parts.opening import had_another_redis
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError, RunInUse
+from cusearch_async.errors import BufferUnavailable, ConfigError, RunInUse
 from cusearch_async.run import folder as run_folder
 from cusearch_async.transport.roles import ROLES, acl_file
 from cusearch_async.transport.server import holding_data, is_listening, own_server, redis_cli_line, url_of_own
@@ -34,9 +35,19 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         if url_of_own(config.redis, config.folder) == config.redis.url:
             raise RunInUse(f"redis.url {config.redis.url}: this run's own Redis listens there already; use that")
         raise ConfigError(f"redis.url {config.redis.url}: something listens there already; choose another port")
+    if had_another_redis(config):
+        log.warning(
+            "this run's Redis was at %s too, and its data is not in %s: this one is empty, and the run continues from "
+            "its newest checkpoint; if the other one can be started again, end this one first",
+            *(config.redis.url, config.folder / "redis"),
+        )
     run_folder.mark(config.folder, config.run.name)
     with holding_data(config.redis, config.folder) as lock:
         command = own_server(config.redis, config.folder)
         log.info("inspect it with: %s", redis_cli_line(config.redis, config.folder))
         os.set_inheritable(lock, True)
-        os.execv(command[0], command)  # noqa: S606  (this process becomes the server)
+        try:
+            os.execv(command[0], command)  # noqa: S606  (this process becomes the server)
+        except OSError as error:
+            why = f"{command[0]} cannot be started: {error.strerror}"
+            raise BufferUnavailable(f"{why}; install redis-server") from error

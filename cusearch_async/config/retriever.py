@@ -194,6 +194,10 @@ class RetrieverConfig(Section):
         return 0.9 * self.timeout_s
 
     @property
+    def searches_web(self) -> bool:
+        return self.backend in ("serper", "serpapi")
+
+    @property
     def has_corpus(self) -> bool:
         """Whether its backend, one of ours, searches `corpus`."""
         return self.backend in ("bm25", "dense")

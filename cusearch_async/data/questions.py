@@ -76,7 +76,8 @@ def load_run_questions(config: Config) -> RunQuestions:
     for label, settings in config.environment.items():
         sources = config.sources_of(label)
         needed = needs_answers(config, label)
-        questions = load_questions(sources, needs_answers=needed) if sources else settings.kind.questions()
+        named = source_key(config, label)
+        questions = load_questions(sources, named, needed) if sources else settings.kind.questions()
         if not questions:
             raise ConfigError(f"environment.{label}: {settings.name} has no questions; set its source")
         prefix = f"{label}:" if len(config.environment) > 1 else ""
@@ -86,11 +87,17 @@ def load_run_questions(config: Config) -> RunQuestions:
     return RunQuestions(parts, config.run.seed)
 
 
+def source_key(config: Config, label: str) -> str:
+    """The setting that names an environment's questions."""
+    return f"environment.{label}.source" if config.environment[label].source else "data.source"
+
+
 def first_question(config: Config, label: str) -> Question:
     """Of an environment, without reading the others. Raises: ConfigError."""
     sources = config.sources_of(label)
     if sources:
-        return next(_questions_of(sources[0], "data.source", origins_of(sources)[0], needs_answers(config, label)))
+        named = source_key(config, label)
+        return next(_questions_of(sources[0], named, origins_of(sources)[0], needs_answers(config, label)))
     own = config.environment[label].kind.questions()
     if not own:
         raise ConfigError(f"environment.{label}: {config.environment[label].name} has no questions; set its source")

@@ -16,6 +16,7 @@ A refusal names each key and both values (`not_this_run`).
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,8 @@ _OF_A_TICKET = {"questions": GROUPS, "rollouts": "pool.rollouts", "order": "pool
 """Run limits that stay as they are while tickets are granted -> the user's name of each."""
 ACCEPT_CHANGES = "--accept-changes"
 """The learner's option to continue with settings that change what the run means."""
-ONLY_ITS_LEARNER = f"only its learner can change them, with {ACCEPT_CHANGES}"
+_LASTING = ("model.dtype", "learner.trained_layers", "learner.lora.", *_OF_A_TICKET.values(), "pool.questions")
+"""Beginnings of the keys that a checkpoint, or the granted tickets, depend on."""
 NOT_SET = "not set"
 
 _OF_A_COPY = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
@@ -71,8 +73,12 @@ def texts_of(settings: Mapping[str, Any]) -> dict[str, str]:
     return {key: repr(value) for key, value in flat(settings)}
 
 
-def not_this_run(name: str, found: Sequence[Difference], remedy: str = ONLY_ITS_LEARNER) -> ContractMismatch:
-    """The error for a process that would join or continue run `name`, and differs from it."""
+def not_this_run(name: str, found: Sequence[Difference], remedy: str = "") -> ContractMismatch:
+    """The error for a process that would join or continue run `name`, and differs from it; the usual `remedy` is that
+    of the keys."""
+    if lasting := [key for key, *_ in found if key.startswith(_LASTING)]:
+        remedy = remedy or f"in a run that has begun {', '.join(lasting)} cannot change: `cusearch reset` deletes it"
+    remedy = remedy or f"only its learner can change them, with {ACCEPT_CHANGES}"
     listed = ", ".join(f"{key} is {own} here and {other} in the run" for key, own, other in found)
     return ContractMismatch(
         f"this process does not match run {name!r}: {listed}; use the settings, data and version of the run "
@@ -166,7 +172,8 @@ def refusal(name: str, own: Identity, run: Identity, accepts_changes: bool = Fal
         )
     if own.folder and run.run_id and own.run_id != run.run_id:
         places = Difference("run.folder", f"{own.folder} on {own.host}", f"{run.folder} on {run.host}")
-        return not_this_run(name, [places], f"`cusearch reset CONFIG --run.folder {run.folder}` deletes that run")
+        command = shlex.join(["cusearch", "reset", "CONFIG", "--run.folder", run.folder])
+        return not_this_run(name, [places], f"`{command}` deletes that run")
     if accepts_changes or own.terms == run.terms:
         return None
     if not run.terms:

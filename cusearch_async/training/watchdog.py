@@ -112,6 +112,7 @@ class Watchdog:
             if status.retriever_down_s:
                 line += f", and its retriever has been down for {status.retriever_down_s:.0f} s"
             elif status.hangs(config.redis.lease_s):
-                line += f", and its engine has produced no token for {status.last_token_age_s:.0f} s; restart it"
+                line += f", and its engine has produced no token for {status.last_token_age_s:.0f} s; "
+                line += "stop this launch, and start it again" if launched_by() else "restart it"
             found.append(line)
         return "; ".join(found)

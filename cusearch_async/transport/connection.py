@@ -192,12 +192,18 @@ class Connection:
     def _unavailable(self, error: Exception) -> BufferUnavailable:
         if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in str(error):
             return BufferUnavailable(
-                f"Redis at {self._address} has no memory left ({first_line(error)}); raise its maxmemory above "
-                f"redis.max_mib ({self._settings.max_mib}), or lower that"
+                f"Redis at {self._address} has no memory left ({first_line(error)}); raise its maxmemory: it holds up "
+                f"to redis.max_mib ({self._settings.max_mib}), and the pools of learner.checkpoint_every × "
+                "learner.keep_checkpoints steps"
+            )
+        if isinstance(error, exceptions.ResponseError):
+            return BufferUnavailable(
+                f"Redis at {self._address} answers, and takes nothing ({first_line(error)}); put that right at its "
+                "server, or give redis.url the one that takes writes"
             )
         return BufferUnavailable(
-            f"Redis at {self._address} cannot be reached ({first_line(error)}); start one (`cusearch redis CONFIG`), "
-            "or fix redis.url"
+            f"Redis at {self._address} cannot be reached ({first_line(error)}); start it, with `cusearch redis CONFIG` "
+            "where it is not your own, or fix redis.url"
         )
 
 

@@ -40,6 +40,16 @@ def test_check_finds_the_layers_of_a_model_that_names_them_otherwise(atlas_confi
     assert found.text.startswith(f"of rank 8: {2 * 8 * qkv:,} parameters")
 
 
+def test_an_adapter_at_the_rate_of_full_fine_tuning_is_warned_of(tmp_path):
+    """It hardly learned, and the run was "finished"."""
+    (tmp_path / "mine.toml").write_text("[run]\nname = 'r'\n[learner.lora]\nrank = 8\n")
+    shape = published("Qwen/Qwen2.5-3B")
+    found = memory.adapter(load_config(tmp_path / "mine.toml"), shape)
+    assert found.status == "warning"
+    assert found.text.endswith("learner.lr is 1e-06, for full fine-tuning; an adapter needs about ten times that")
+    assert memory.adapter(load_config(tmp_path / "mine.toml", ["--learner.lr", "1e-6"]), shape).status == "ok"
+
+
 def test_an_adapter_of_3b_is_small_where_it_is_trained_and_its_reference_is_no_second_model(atlas_config):
     shape = published("Qwen/Qwen2.5-3B")
     trained = adapter_parameters(shape, 32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -217,6 +218,16 @@ def test_a_retriever_is_asked_for_where_the_run_has_one(complete, searches, url,
     assert "cusearch eval" in said
     assert asks in " ".join(said.split())
     assert ("it needs the retriever" in said) == bool(asks)
+
+
+def test_commands_of_a_folder_with_a_blank_can_be_pasted(complete, tmp_path):
+    path, overrides = complete
+    (tmp_path / "run").rename(tmp_path / "my run")
+    config = load_config(path, [*overrides, "--run.folder", str(tmp_path / "my run")])
+    console = Console(file=io.StringIO())
+    live.print_results(config, live.whole_checkpoint(config), console)
+    (line,) = (line for line in console.file.getvalue().splitlines() if line.startswith("next"))
+    assert shlex.split(line)[1:4] == ["cusearch", "eval", str(tmp_path / "my run" / "config.toml")]
 
 
 def test_a_complete_run_of_another_name_is_not_ours(complete, tmp_path):

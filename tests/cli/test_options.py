@@ -71,3 +71,12 @@ def test_an_outage_that_episodes_do_not_outlast_is_warned_of(atlas_config):
     (found,) = options.patience(load_config(atlas_config, ["--retriever.outage_s", "600"]))
     assert (found.status, found.what) == ("warning", "retriever.outage_s")
     assert found.text.startswith("600 s, and episode.timeout_s 600: episodes fail in an outage")
+
+
+def test_a_rate_at_which_deep_episodes_cannot_finish_is_warned_of(atlas_config):
+    """Those with many searches failed, and pools had the shallow ones."""
+    web = ["--retriever.backend", "serper", "--rollout.workers", "4", "--episode.s_max", "10"]
+    (found,) = options.patience(load_config(atlas_config, [*web, "--rollout.max_episodes", "192"]))
+    assert (found.status, found.what) == ("warning", "episode.timeout_s")
+    assert found.text.startswith("600 s, and 10 searches of 768 episodes wait 1536 s for their turns")
+    assert not [*options.patience(load_config(atlas_config, [*web, "--rollout.max_episodes", "70"]))]

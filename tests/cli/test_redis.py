@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from cusearch_async.cli import launch
+from cusearch_async.cli import redis as redis_command
 from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.cli.parts.opening import refuse_redis_that_is_down
 from cusearch_async.config import Config, load_config
@@ -92,3 +94,26 @@ def test_a_redis_that_is_only_down_is_not_replaced_by_an_empty_one(config, atlas
     refuse_redis_that_is_down(config)  # launch's own, which it starts again
     (config.folder / "redis" / "appendonlydir").rmdir()
     refuse_redis_that_is_down(load_config(atlas_config, [*settings, "--redis.url", "redis://127.0.0.1:7/0"]))
+
+
+def test_an_empty_redis_where_another_was_is_told_of(config, atlas_config, monkeypatch, caplog):
+    """Its buffer, and the steps since the newest checkpoint, were gone without a word."""
+    run_folder.mark(config.folder, config.run.name)
+    record_start(config, 1, 0)
+    monkeypatch.setattr(os, "execv", lambda *_: None)
+    for url in (f"redis://127.0.0.1:{free_port()}/0", config.redis.url):
+        assert "is empty" not in caplog.text
+        settings = ["--run.folder", str(config.folder), "--redis.url", url]
+        redis_command.run(Namespace(config=atlas_config, acl=False), settings)
+    assert f"this run's Redis was at {config.redis.url} too, and its data is not in" in caplog.text
+
+
+def test_a_redis_server_that_cannot_be_started_is_named(config, atlas_config, tmp_path, monkeypatch):
+    """It was a traceback."""
+    (tmp_path / "redis-server").write_text("no program")
+    (tmp_path / "redis-server").chmod(0o755)
+    command = [str(tmp_path / "redis-server")]
+    monkeypatch.setattr(redis_command, "own_server", lambda *_: command)
+    settings = ["--run.folder", str(config.folder), "--redis.url", config.redis.url]
+    with pytest.raises(BufferUnavailable, match=r"redis-server cannot be started: Exec format error; install"):
+        redis_command.run(Namespace(config=atlas_config, acl=False), settings)

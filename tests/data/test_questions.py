@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from cusearch_async.config import load_config
 from cusearch_async.data.files import read_rows, write_questions
-from cusearch_async.data.questions import SUITE, load_eval_questions, load_questions
+from cusearch_async.data.questions import SUITE, first_question, load_eval_questions, load_questions, load_run_questions
 from cusearch_async.data.rows import tidy
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import writing_output
@@ -362,6 +362,15 @@ def suite(write, tmp_path, atlas_config):
         return load_config(atlas_config, ["--eval.folder", str(tmp_path / "suite"), *overrides])
 
     return config
+
+
+@pytest.mark.parametrize("key", ["data.source", "environment.search.source"])
+@pytest.mark.parametrize("read", [load_run_questions, lambda config: first_question(config, "search")])
+def test_the_setting_that_names_a_missing_file_is_told(atlas_config, key, read):
+    """It was data.source for all, which an environment's own comes before."""
+    config = load_config(atlas_config, [f"--{key}", "nothere.jsonl"])
+    with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: cannot read nothere.jsonl"):
+        read(config)
 
 
 def test_benchmarks_are_taken_by_name(suite):

@@ -247,6 +247,13 @@ def test_all_differences_are_named_those_of_the_run_alone_too():
     assert NOBODY.digest == ""
 
 
+@pytest.mark.parametrize("key", ["pool.rollouts", "model.dtype", "learner.lora.rank", "pool.order"])
+def test_what_a_run_cannot_change_is_said(key):
+    """Its learner was told to be started with --accept-changes, which refused it, too."""
+    said = str(not_this_run("r", differences({"run.seed": "1", key: "6"}, {"run.seed": "0", key: "3"})))
+    assert said.endswith(f"; in a run that has begun {key} cannot change: `cusearch reset` deletes it")
+
+
 # --- the folder -----------------------------------------------------------------------------------------
 
 

@@ -214,12 +214,15 @@ async def test_a_run_that_stands_still_has_its_weights_looked_after_ever_more_ra
     assert 1 <= len(asked) <= 8, "each time after twice as long"
 
 
-async def test_a_worker_that_beats_and_finishes_nothing_is_named(config):
+@pytest.mark.parametrize(("launch", "remedy"), [("", "restart it"), ("cusearch launch atlas", "stop this launch, and")])
+async def test_a_worker_that_beats_and_finishes_nothing_is_named(config, monkeypatch, launch, remedy):
+    """A launch ends with any of its workers."""
+    monkeypatch.setenv(COMMAND, launch)
     async with open_buffer(config) as buffer:
         await started(buffer)
         lease_s = config.redis.lease_s
         await buffer.heartbeat("hung", [], WorkerStatus(version=0, in_flight=7, last_token_age_s=lease_s + 15))
         await buffer.heartbeat("busy", [], WorkerStatus(version=0, in_flight=7, last_token_age_s=3))
         found = await Watchdog(buffer, config, no_republish).explain(0)
-    assert "hung has version 0 of 0 and 7 episodes, and its engine has produced no token for 75 s" in found
+    assert f"hung has version 0 of 0 and 7 episodes, and its engine has produced no token for 75 s; {remedy}" in found
     assert found.count("no token") == 1

@@ -45,7 +45,7 @@ def assert_names(message: str, key: str, own: Identity, run: Identity) -> None:
     assert "\n" not in message
     assert f"{key} is {own.terms.get(key, 'not set')} here and {run.terms.get(key, 'not set')} in the run" in message
     assert "config.toml" in message
-    assert "--accept-changes" in message
+    assert ("cusearch reset" if key == "pool.rollouts" else "--accept-changes") in message
 
 
 @pytest.mark.parametrize("key", OTHERS)
@@ -180,7 +180,7 @@ async def test_a_second_run_of_the_same_name_is_refused_before_anything_is_writt
                 assert re.fullmatch(
                     "this process does not match run '.*': run.folder is /home/them/runs/atlas on there here and "
                     "/home/us/my runs/atlas on here in the run; use .*, or another run.name and run.folder; "
-                    "`cusearch reset CONFIG --run.folder /home/us/my runs/atlas` deletes that run",
+                    "`cusearch reset CONFIG --run.folder '/home/us/my runs/atlas'` deletes that run",
                     str(refused.value),
                 )
     assert (await buffer.state(), await buffer.ledger()) == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -106,8 +107,9 @@ class Screen:
 def show_ways_to_look(fleet: Fleet, config: Config, console: Console) -> None:
     """Start the run's page and print its address, and two commands to paste into another terminal during the run."""
     console.print(f"the page of the run: {fleet.start_page()}", soft_wrap=True)
-    trust = " --trust" if any(code_in(config.model_dump(mode="json"))) else ""
-    console.print(f"watch the run with: cusearch buckets {config.folder / 'launch.toml'}{trust}", soft_wrap=True)
+    trust = ["--trust"] if any(code_in(config.model_dump(mode="json"))) else []
+    command = shlex.join(["cusearch", "buckets", str(config.folder / "launch.toml"), *trust])
+    console.print(f"watch the run with: {command}", soft_wrap=True, markup=False)
     if config.redis.transport == "redis":
         console.print(f"or with redis-cli: {redis_cli_line(config.redis, config.folder)}", soft_wrap=True, markup=False)
 
@@ -167,7 +169,7 @@ def refuse_stopped_early(config: Config) -> None:
     if done < config.run.steps:
         raise ProcessDied(
             f"the learner stopped at step {done} of {config.run.steps}; start launch again to continue "
-            f"(cusearch launch {config.folder / 'launch.toml'})"
+            f"({shlex.join(['cusearch', 'launch', str(config.folder / 'launch.toml')])})"
         )
 
 
@@ -276,14 +278,18 @@ def print_results(config: Config, newest: Checkpoint | None, console: Console) -
     page = config.folder / PAGE
     lines: dict[str, object] = {"page": page} if page.exists() else {}
     lines |= {"plot": plot} if plot.exists() else {}
-    lines |= {"metrics": config.folder / METRICS, "curves": f"tensorboard --logdir {config.folder / CURVES}"}
+    lines |= {
+        "metrics": config.folder / METRICS,
+        "curves": shlex.join(["tensorboard", "--logdir", str(config.folder / CURVES)]),
+    }
     if newest is not None:
-        model, suite = newest.path / "model", "" if has_held_out(config) else " --suite nq"
-        lines |= {"model": model, "next": f"cusearch eval {settings} --checkpoint {model}{suite}"}
+        model, suite = newest.path / "model", [] if has_held_out(config) else ["--suite", "nq"]
+        command = ["cusearch", "eval", str(settings), "--checkpoint", str(model), *suite]
+        lines |= {"model": model, "next": shlex.join(command)}
         if config.searching and not is_loopback(config.retriever.url):
             lines[""] = f"(it needs the retriever at {config.retriever.url})"
         elif config.searching and not is_listening(config.retriever.url):
-            lines[""] = f"(it needs the retriever: cusearch worker retriever {settings})"
+            lines[""] = f"(it needs the retriever: {shlex.join(['cusearch', 'worker', 'retriever', str(settings)])})"
     best = checkpoints_of(config).best()
     if best is not None and newest is not None and best.path != newest.path:
         lines["best"] = f"{best.path / 'model'} (held-out questions, eval.every)"

@@ -33,12 +33,19 @@ async def refuse_other_run(config: Config) -> None:
         has_joined(config.run.name, own, await buffer.identity(), accepts_changes=True)
 
 
+def had_another_redis(config: Config) -> bool:
+    """Whether the run's Redis was at this address, with its data elsewhere than in the run's folder."""
+    if redis_password_file(config.redis, config.folder) is None:  # none is started for such an address
+        return False
+    starts, own = read_starts(config.folder), config.folder / "redis"
+    was_here = bool(starts) and starts[-1].buffer == place_of_buffer(config.redis)
+    return was_here and not any(own.glob("appendonly*"))
+
+
 def refuse_redis_that_is_down(config: Config) -> None:
     """Before a Redis is started for the run. Raises: BufferUnavailable when the run had another at this address."""
-    if redis_password_file(config.redis, config.folder) is None:  # none is started for such an address
-        return
-    starts, own = read_starts(config.folder), config.folder / "redis"
-    if starts and starts[-1].buffer == place_of_buffer(config.redis) and not any(own.glob("appendonly*")):
+    if had_another_redis(config):
+        own = config.folder / "redis"
         raise BufferUnavailable(
             f"nothing listens at redis.url {config.redis.url}, where this run's Redis was; its data is not in {own}. "
             "Start it; if its data is lost, `cusearch redis CONFIG` starts an empty one, and the run continues "

@@ -105,6 +105,9 @@ def adapter(config: Config, shape: ModelShape) -> Finding:
         f"of rank {lora.rank}: {trained:,} parameters are trained; a version is {megabytes:.1f} MB, "
         f"{trained / shape.parameters:.2%} of the whole model"
     )
+    if "lr" not in config.learner.model_fields_set:
+        more = f"learner.lr is {config.learner.lr:g}, for full fine-tuning; an adapter needs about ten times that"
+        return Finding("warning", "adapter", f"{text}; {more}")
     return Finding("ok", "adapter", text)
 
 

@@ -25,11 +25,21 @@ def unused(config: Config) -> Iterator[Finding]:
 
 
 def patience(config: Config) -> Iterator[Finding]:
-    """An episode's time passes while its search is tried again."""
+    """An episode's time passes while its search is tried again, or waits for its turn at a web service."""
     outage_s, timeout_s = config.retriever.outage_s, config.episode.timeout_s
     if config.searching and outage_s >= timeout_s:
         text = f"{outage_s:g} s, and episode.timeout_s {timeout_s:g}: episodes fail in an outage that lasts so long"
         yield Finding("warning", "retriever.outage_s", text)
+    if config.searching and config.retriever.searches_web:
+        episodes, rate = config.rollout.workers * config.rollout.max_episodes, config.retriever.web.per_second
+        waiting_s = episodes * config.episode.s_max / rate
+        if waiting_s >= timeout_s:
+            text = (
+                f"{timeout_s:g} s, and {config.episode.s_max} searches of {episodes} episodes wait {waiting_s:.0f} s "
+                f"for their turns (retriever.web.per_second {rate:g}): deep episodes fail, so pools become shallow; "
+                "raise it, or lower rollout.max_episodes"
+            )
+            yield Finding("warning", "episode.timeout_s", text)
 
 
 def vllm_options(config: Config) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from cusearch_async.data.questions import (
     load_run_questions,
     needs_answers,
     searches_another_world,
+    source_key,
 )
 from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError, CusearchError
@@ -78,10 +79,9 @@ def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
 
 
 def _sources(config: Config, tokenizer: Any) -> Iterator[Finding]:
-    for label, environment in config.environment.items():
-        key = f"environment.{label}.source" if environment.source else "data.source"
+    for label in config.environment:
         for source in config.sources_of(label):
-            yield _questions(key, source, label, config, tokenizer)
+            yield _questions(source_key(config, label), source, label, config, tokenizer)
 
 
 def _suite(config: Config, tokenizer: Any) -> Iterator[Finding]:
@@ -174,7 +174,7 @@ def services(config: Config) -> Iterator[Finding]:
         key, own = "retriever.zerosearch.url", asks_of_atlas(config)
         start = "`cusearch atlas simulate CONFIG`" if own else f"`vllm serve MODEL --port {urlsplit(simulator).port}`"
         yield _service(key, simulator, "a web server", speaks_http, start, own)
-    if config.searching and retriever.backend in ("serper", "serpapi"):
+    if config.searching and retriever.searches_web:
         key = key_variable(retriever.backend)
         is_set = secret(key) is not None
         text = f"{key} is {'set' if is_set else 'not set'} here; the retriever process needs it"
