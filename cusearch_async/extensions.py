@@ -102,7 +102,7 @@ def _import(key: str, reference: str, known: Collection[str]) -> Any:
         sys.path.append(here)
     try:
         found = importlib.import_module(module)
-    except Exception as error:  # any error of a user's module
+    except (Exception, SystemExit) as error:  # a user's module may be a script
         reason = f"{type(error).__name__}: {error}"
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
         remedy = f"; it is looked for where Python looks, and in the current folder, {here}" if is_missing else ""

@@ -26,7 +26,7 @@ from cusearch_async.environments import AgentEnvironment, Environment, Episode
 from cusearch_async.environments.task import Ending, Task
 from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
 from cusearch_async.rollout import prompting
-from cusearch_async.rollout.episode import EpisodeRunner, Policy
+from cusearch_async.rollout.episode import EpisodeRunner, Policy, with_own_metadata
 from cusearch_async.rollout.limit import Limit
 from cusearch_async.surrogates import without_surrogates
 from cusearch_async.types import Question, Trajectory
@@ -92,7 +92,7 @@ class AgentRunner(EpisodeRunner):
         self._prepare(asyncio.get_running_loop())
         if not isinstance(environment, AgentEnvironment):
             return await super().run(question, ticket, rollout, worker, temperature)
-        started = time.monotonic()
+        started, question = time.monotonic(), with_own_metadata(question)
         episode = Episode(question=question, ticket=ticket, rollout=rollout)
         temperature = self.settings.temperature if temperature is None else temperature
         limit = Limit(self.settings.timeout_s)

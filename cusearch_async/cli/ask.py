@@ -70,6 +70,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     text = tidy(arguments.question) if is_of_files else arguments.question.strip()
     question = Question(id="asked", text=text, answers=gold, category="asked", environment=config.evaluated_in)
     console = Console()
+    environments = {label: one.model_copy(update={"reward": None}) for label, one in config.environment.items()}
+    config = config.model_copy(update={"environment": environments})  # a typed question has nothing that it could score
     with own_retriever(config, arguments.folder, overrides) as served:
         for when, model in models.items():
             episode = asyncio.run(ending(asked(served, model, question)))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from datetime import date, time
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -179,9 +179,16 @@ class Extensible(Section):
                 raise PydanticCustomError("unknown_own_setting", "unknown key", {"key": name})
         given = {n: extra.get(n, getattr(self, n, None)) for n in kind.model_fields if n in self.model_fields_set}
         try:
-            return kind.model_validate({name: refuse_dates(value) for name, value in given.items()})
+            read = partial(kind.model_validate, by_alias=False, by_name=True)
+            found = read({name: refuse_dates(value) for name, value in given.items()})
+            again = read(_dumped(found, "json", exclude_none=True))
         except ValidationError as error:
             raise PydanticCustomError("own_settings", "wrong settings", {"problems": error.errors()}) from error
+        for name in kind.model_fields:
+            if (value := getattr(found, name)) != getattr(again, name):
+                lost = f"is {value!r:.100}, and would be {getattr(again, name)!r:.100} in a saved config"
+                raise ConfigError(f"{kind.__module__}:{kind.__qualname__}.{name} {lost}; give it a type that TOML has")
+        return found
 
     def _refuse_taken_names(self, kind: type[BaseModel]) -> None:
         """Raises: ConfigError for an own setting with the name of a shared one, or of a member of this class."""
@@ -193,11 +200,7 @@ class Extensible(Section):
     @model_serializer(mode="wrap")
     def _with_own(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         """Leave out the own settings of all other methods or environments."""
-        excluded = {"exclude_none": info.exclude_none, "exclude_defaults": info.exclude_defaults}
-        own: dict[str, Any] = self.own.model_dump(mode=info.mode, **excluded)
-        if info.exclude_none:  # read back without the key, one whose default is another value would have that
-            kept = (name for name, field in type(self.own).model_fields.items() if field.get_default() is not None)
-            own |= {name: "none" for name in kept if getattr(self.own, name) is None}
+        own = _dumped(self.own, info.mode, bool(info.exclude_none), bool(info.exclude_defaults))
         shared = {name: value for name, value in handler(self).items() if name not in self.registered()}
         return shared | own
 
@@ -206,3 +209,15 @@ class Extensible(Section):
         """Names of the own settings of all classes that come with the package."""
         own = [base for base in cls.__mro__ if issubclass(base, BaseModel) and not issubclass(base, Section)]
         return {name for base in own for name in base.model_fields}
+
+
+def _dumped(own: BaseModel, mode: str, exclude_none: bool, exclude_defaults: bool = False) -> dict[str, Any]:
+    """Own settings as a saved config and the run contract have them."""
+    found: dict[str, Any] = own.model_dump(mode=mode, exclude_none=exclude_none, exclude_defaults=exclude_defaults)
+    for name, field in type(own).model_fields.items():
+        value = getattr(own, name)
+        if exclude_none and value is None and field.get_default() is not None:
+            found[name] = "none"  # read back without the key it would have its default
+        if isinstance(value, set | frozenset) and name in found and mode == "json":
+            found[name] = sorted(found[name], key=repr)  # else another order in each process
+    return found

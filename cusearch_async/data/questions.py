@@ -77,9 +77,7 @@ def load_run_questions(config: Config) -> RunQuestions:
         sources = config.sources_of(label)
         needed = needs_answers(config, label)
         named = source_key(config, label)
-        questions = load_questions(sources, named, needed) if sources else settings.kind.questions()
-        if not questions:
-            raise ConfigError(f"environment.{label}: {settings.name} has no questions; set its source")
+        questions = load_questions(sources, named, needed) if sources else _own_questions(config, label)
         prefix = f"{label}:" if len(config.environment) > 1 else ""
         if prefix:
             questions = [replace(question, id=prefix + question.id) for question in questions]
@@ -98,10 +96,21 @@ def first_question(config: Config, label: str) -> Question:
     if sources:
         named = source_key(config, label)
         return next(_questions_of(sources[0], named, origins_of(sources)[0], needs_answers(config, label)))
-    own = config.environment[label].kind.questions()
-    if not own:
+    return _own_questions(config, label)[0]
+
+
+def _own_questions(config: Config, label: str) -> list[Question]:
+    """Those that an environment brings. Raises: ConfigError."""
+    kind = config.environment[label].kind
+    found = list(kind.questions() or ())
+    if not found:
         raise ConfigError(f"environment.{label}: {config.environment[label].name} has no questions; set its source")
-    return own[0]
+    for one in found:
+        texts = (one.id, one.text, *one.answers) if isinstance(one, Question) else (None,)
+        if not all(isinstance(text, str) for text in texts) or not isinstance(one.answers, tuple):
+            about = f"{kind.__module__}:{kind.__qualname__}.questions()"
+            raise ConfigError(f"{about} must give Questions with texts as id, text and answers, got {one!r:.200}")
+    return found
 
 
 def load_eval_questions(config: Config) -> list[Question]:

@@ -6,6 +6,7 @@ text. The runner converts text to tokens, keeps the policy's tokens as sampled, 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -120,6 +121,9 @@ class Environment:
     """A turn ends with the first of these texts that the policy writes, or with the end-of-text token."""
 
     def __init__(self, settings: Any, template: Template, search: Search, reward: Reward | None = None) -> None:
+        if isinstance(self.stops, str):
+            about = f"{type(self).__module__}:{type(self).__qualname__}.stops"
+            raise ConfigError(f"{about} must be a tuple of texts, got {self.stops!r}; is a comma missing?")
         self.settings = settings
         self.template = template
         self.search = search
@@ -156,6 +160,17 @@ class Environment:
         episode.s_max + 1."""
         raise NotImplementedError(f"{self._method('step')} is missing")
 
+    async def checked_step(self, episode: Episode, turn: str) -> Observation:
+        """`step`. Raises: ConfigError when it gives anything but an Observation; EpisodeFailed; all that it raises."""
+        with _ending_one_episode(self._method("step")):
+            found: Any = self.step(episode, turn)
+            is_async = inspect.isawaitable(found)
+            found = await found if is_async else found
+        if not (is_async and isinstance(found, Observation) and isinstance(found.text, Quoted)):
+            what = "an Observation whose text is a Quoted(before, text, after)"
+            raise ConfigError(f"{self._method('step')} must be async and give {what}, got {found!r:.200}")
+        return found
+
     async def score(self, episode: Episode) -> Score:
         """Score a finished episode. The reward must be finite, em 0 or 1, f1 from 0 to 1."""
         raise NotImplementedError(f"{self._method('score')} is missing")
@@ -165,7 +180,8 @@ class Environment:
 
         Raises: EpisodeFailed when that reward raises anything, or is no finite number, and for a score of the
         environment with other types than a trajectory can hold, or an em or f1 that is none."""
-        score, reward = self._plain(await self.score(episode)), self._reward
+        with _ending_one_episode(self._method("score")):
+            score, reward = self._plain(await self.score(episode)), self._reward
         if reward is None:
             return score
         name = f"the reward {getattr(reward, '__module__', '?')}:{getattr(reward, '__qualname__', reward)}"
@@ -176,7 +192,7 @@ class Environment:
                 return reward(episode, score)
 
         given = called() if inspect.iscoroutinefunction(reward) else await in_daemon_thread(called)
-        with _failing(name):
+        with _ending_one_episode(name), _failing(name):
             number = float(await given if inspect.isawaitable(given) else given)
         if not math.isfinite(number):
             raise EpisodeFailed(f"{name} must give a finite number, got {number}")
@@ -200,6 +216,22 @@ class Environment:
             raise EpisodeFailed(f"{about} must give a text or None as its prediction, got {prediction!r:.200}")
         answer = None if prediction is None else without_surrogates(prediction)
         return Score(**numbers, format_valid=valid, prediction=answer)
+
+
+@contextmanager
+def _ending_one_episode(name: str) -> Iterator[None]:
+    """A user's code, or a policy's that a tool runs, may not end the process, or leave without an error.
+
+    Raises: EpisodeFailed."""
+    try:
+        yield
+    except SystemExit as error:
+        raise EpisodeFailed(f"{name} failed: SystemExit: {error}") from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():  # by us
+            raise
+        raise EpisodeFailed(f"{name} failed: CancelledError: it has cancelled itself") from error
 
 
 @contextmanager

@@ -72,7 +72,10 @@ def unicode_words(text: str) -> list[str]:
 
 def words_of(text: str, tokenizer: Tokenizer) -> list[str]:
     """The words of any text: of a passage and of a query alike."""
-    return [word for word in tokenizer(folded(text)) if word.strip()]
+    words = tokenizer(folded(text))
+    if isinstance(words, str):  # else its letters would be the words
+        raise TypeError(f"it gave one text, {words!r:.60}")
+    return [word for word in words if word.strip()]
 
 
 def tokenizer_named(name: str) -> Tokenizer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,6 +63,18 @@ class Tape:
         self.segments.append(Segment(author, text))
 
 
+def with_own_metadata(question: Question) -> Question:
+    """For one episode: what a user's code changes there is not in the others of the question."""
+    return replace(question, metadata=_copied(question.metadata))
+
+
+def _copied(value: Any) -> Any:
+    """With lists and dicts of its own; other objects may be no data."""
+    if isinstance(value, Mapping):
+        return {name: _copied(one) for name, one in value.items()}
+    return [_copied(one) for one in value] if isinstance(value, list) else value
+
+
 class EpisodeRunner:
     """Runs episodes with one policy and one tokenizer, in the environments that the questions name by label."""
 
@@ -99,7 +111,7 @@ class EpisodeRunner:
         environment."""
         async with Limit(self.settings.timeout_s) as limit:
             limit.begin()
-            return await self._run(question, ticket, rollout, worker, temperature, limit)
+            return await self._run(with_own_metadata(question), ticket, rollout, worker, temperature, limit)
 
     async def _run(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None, limit: Limit
@@ -138,7 +150,7 @@ class EpisodeRunner:
             if turn_number == settings.s_max:
                 break
             before = time.monotonic()
-            observation = await environment.step(episode, text)
+            observation = await environment.checked_step(episode, text)
             waited_s += time.monotonic() - before
             if observation.counts:
                 episode.depth += 1

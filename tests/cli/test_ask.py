@@ -74,6 +74,7 @@ def test_the_question_is_asked_in_the_form_of_those_that_were_trained_on(config,
     monkeypatch.setattr(Config, "sources_of", lambda config, label: sources)
 
     async def asked(served, model, question):
+        assert served.environment["search"].reward is None, "it has nothing to score there, and may ask a judge"
         found.append(question.text)
 
     monkeypatch.setattr(ask, "asked", asked)
@@ -82,7 +83,7 @@ def test_the_question_is_asked_in_the_form_of_those_that_were_trained_on(config,
     ask.add(parser)
     given = parser.parse_args([str(config.folder), " 17 * 23 = ", "--checkpoint", str(STARTER)])
     monkeypatch.setattr(ask, "show", lambda *_: None)
-    ask.run(given, [])
+    ask.run(given, ["--environment.search.reward", "tests.environments.rewards:half"])
     assert found == [text]
 
 

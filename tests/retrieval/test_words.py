@@ -102,6 +102,7 @@ def test_an_own_tokenizer_gets_the_folded_text_and_its_blanks_are_left_out():
     [
         ("tests.retrieval.tokenizers:nothing", r"must give the words of a text as a list of texts \(TypeError"),
         ("tests.retrieval.tokenizers:numbers", r"must give the words of a text as a list of texts \(AttributeError"),
+        ("tests.retrieval.tokenizers:spaced", r"must give the words .* \(TypeError: it gave one text, '"),
         ("tests.retrieval.tokenizers:fails", r"must give the words .* \(KeyError: 'dictionary'\)"),
         ("tests.retrieval.tokenizers:missing", "has no 'missing'"),
     ],

@@ -11,6 +11,10 @@ def nothing(text):
     return None
 
 
+def spaced(text):
+    return " ".join(text.split())
+
+
 def numbers(text):
     return [1, 2]
 
