@@ -59,6 +59,9 @@ HEALTHY: dict[str, list[Row]] = {
     "settings that a learner has changed": [
         {"epoch": 1 + n // 5, "buffer/lost": 0.0, "buffer/quarantined": 17.0 * (n // 5)} for n in range(9)
     ],
+    "steps that are made again, with the few groups that they lacked": [
+        {"epoch": 1 + n // 10, "buffer/incomplete_groups": 4.0 * (n + 1) + 44 * (n // 10)} for n in range(20)
+    ],
     "one look between two heartbeats": [{"rollout/workers": n} for n in (1.0, 1.0, 0.0, 1.0)],
     "an agent that gives rewards and no answers, and learns": [
         {

@@ -92,7 +92,7 @@ class AgentRunner(EpisodeRunner):
         self._prepare(asyncio.get_running_loop())
         if not isinstance(environment, AgentEnvironment):
             return await super().run(question, ticket, rollout, worker, temperature)
-        started, question = time.monotonic(), with_own_metadata(question)
+        question = with_own_metadata(question)
         episode = Episode(question=question, ticket=ticket, rollout=rollout)
         temperature = self.settings.temperature if temperature is None else temperature
         limit = Limit(self.settings.timeout_s)
@@ -117,7 +117,7 @@ class AgentRunner(EpisodeRunner):
             scoring.begin()
             score = await environment.final_score(episode)
         rows = [row.tape for row in turns.rows if row.tape.logprobs]
-        found = self._trajectory(episode, rows, score, worker, started, turns.waited_s, turns.counted_tokens)
+        found = self._trajectory(episode, rows, score, worker, turns.began_at, turns.waited_s, turns.counted_tokens)
         stderr = without_surrogates(ending.stderr)[-MOST_CHARACTERS:]
         return replace(found, stderr=stderr, ignored_fields=turns.ignored_fields)
 
@@ -129,7 +129,7 @@ class AgentRunner(EpisodeRunner):
         name, silence_s = environment.name, environment.settings.silence_s
 
         def begin() -> None:
-            session.heard_at = time.monotonic()
+            session.heard_at = turns.began_at = time.monotonic()
             limit.begin()
 
         def silence() -> str:

@@ -109,6 +109,7 @@ class Turns:
         self._given: set[str] = set()
         """The ids of all calls; others are the program's."""
         self.counted_tokens = 0
+        self.began_at = time.monotonic()
         self.waited_s = 0.0
         """While at least one search was under way."""
         self._searches, self._searches_since, self._searched = 0, 0.0, 0
@@ -208,7 +209,7 @@ class Turns:
             self._mistakes -= earlier
         self._take(row, request, given)
         row.number = number
-        row.tape.add_turn(turn, text, is_cut)
+        row.tape.add_turn(turn, text, is_cut and request.max_tokens >= settings.max_turn_tokens)  # not by the program
         self.finished += 1
         self._given |= {call.id for call in calls}
         self._uncounted[number] = ({call.id for call in calls if self._counts(call)}, len(turn.token_ids))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from cusearch_async.alarms.history import FIRST, LOOK_BACK, RISE, Fires, History, best, first_steps, in_a_row, since
 
@@ -145,6 +146,7 @@ def searches_fail(h: History) -> Finding:
 
 def episodes_fail(h: History) -> Finding:
     lost = np.diff(h.of("buffer/incomplete_groups"), prepend=0.0)
+    lost = np.where(_taken_over(h), 0.0, lost)  # steps that are made again are counted already
     fires = lost >= h.limits.groups / 2
     return Finding(fires, lambda n: f"{lost[n]:.0f} groups incomplete since the last step, of {h.limits.groups}")
 
@@ -214,7 +216,11 @@ def finds_nothing(h: History) -> Finding:
 
 def lost(h: History) -> Finding:
     """A learner that has taken over may set aside what was generated with other settings: no trouble."""
-    has_taken_over = np.diff(h.of("epoch"), prepend=np.nan) > 0
-    apart = np.where(has_taken_over, 0.0, np.diff(h.of("buffer/quarantined"), prepend=0.0))
+    apart = np.where(_taken_over(h), 0.0, np.diff(h.of("buffer/quarantined"), prepend=0.0))
     lost = np.diff(h.of("buffer/lost"), prepend=0.0) + apart
     return Finding(lost > 0, lambda n: f"{lost[n]:.0f} since the last step")
+
+
+def _taken_over(h: History) -> NDArray[np.bool_]:
+    """Where the step is another learner's than the one before it."""
+    return np.diff(h.of("epoch"), prepend=np.nan) > 0

@@ -197,8 +197,7 @@ RULES = (
         "rollout/slowest_share",
         "a worker samples less than 0.2 of the median worker's tokens per second of a request, in three steps",
         "One worker's machine is overloaded or throttled: pools in ticket order wait for its episodes.",
-        "Look at its machine, or end it, if you have started it by hand: its tickets go to others. (A launch ends with "
-        "any of its workers.)",
+        "Look at its machine. One that was started by hand may be ended: its tickets go to others.",
         "cusearch buckets {run}/config.toml --workers",
         findings.slow_worker,
     ),

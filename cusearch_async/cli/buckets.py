@@ -187,11 +187,11 @@ def groups(now: Snapshot, before: Snapshot | None, config: Config) -> Table:
     if now.pool > now.state.step:
         shown.add_row("trains on", f"pool {now.state.step}")
     if now.pool < config.run.steps:
-        shown.add_row(f"pool {now.pool}", f"{min(queues.ready_of_pool, needed)} of {needed} ready")
+        shown.add_row(f"pool {now.pool}", f"{queues.ready_of_pool} of {needed} ready")
     shown.add_row("all ready", f"{queues.ready} groups")
     shown.add_row("leased", f"{queues.leased} tickets")
     shown.add_row("requeued", f"{queues.requeued} tickets")
-    shown.add_row("incomplete", f"{now.ledger.incomplete_groups} groups")
+    shown.add_row("incomplete", f"{queues.incomplete} groups")
     shown.add_row("buffered", f"{now.ledger.buffered} of {config.buffer_limit}")
     shown.add_row("", f"{now.ledger.bytes / 2**20:.1f} MiB")
     if before is not None:

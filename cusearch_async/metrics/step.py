@@ -159,7 +159,8 @@ class WorkerRates:
         """Tokens per second of all workers, share of time their engines stood idle, the slowest one's speed; seconds of
         weight loading; wasted episodes; searches made and attempts failed, and the slowest worker's 99th percentile of
         a search's seconds. Without the first three where the workers had no questions left, which is the end of the run
-        and not their speed, and where none has reported since the last step: a step can be shorter than a heartbeat."""
+        and not their speed, and where none has reported since the last step: a step can be shorter than a heartbeat.
+        Where none is ready no token is sampled, and no engine idle."""
         now = {
             name: {key: float(getattr(status, key)) for key in _TOTALS}
             for name, status in workers.items()
@@ -173,10 +174,10 @@ class WorkerRates:
         self._last = now
         since = {name: totals for name, totals in since.items() if totals["alive_s"] > 0}
         total = {key: sum(totals[key] for totals in since.values()) for key in _TOTALS}
-        rates: Metrics = {
-            "rollout/tokens_per_s": sum(totals["sampled_tokens"] / totals["alive_s"] for totals in since.values()),
-            "rollout/idle_share": max(0.0, 1 - total["busy_s"] / total["alive_s"]) if since else 0.0,
-        }
+        longest_s = max((totals["alive_s"] for totals in since.values()), default=1.0)  # some one after the other
+        rates: Metrics = {"rollout/tokens_per_s": total["sampled_tokens"] / longest_s}
+        if since:
+            rates["rollout/idle_share"] = max(0.0, 1 - total["busy_s"] / total["alive_s"])
         # of a request: who has few at once samples fewer tokens a second, and is not slow
         speeds = [
             totals["sampled_tokens"] / totals["request_s"] for totals in since.values() if totals["request_s"] > 0

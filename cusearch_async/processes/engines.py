@@ -21,7 +21,7 @@ from cusearch_async.rollout.prompting import check_template
 from cusearch_async.run.identity import Identity
 
 LONGEST_FOLDER = 50
-"""Characters: with its two names below it a socket has at most 107."""
+"""Bytes: with its two names below it a socket has at most 107."""
 
 if TYPE_CHECKING:
     from cusearch_async.rollout.engine import Engine
@@ -87,7 +87,8 @@ def _folder_of_sockets() -> Iterator[None]:
     """vLLM makes sockets in the folder of temporary files, whose names may be too long there, and leaves them."""
     given = os.environ.get("VLLM_RPC_BASE_PATH")
     folder = given or tempfile.gettempdir()
-    short = folder if len(folder) <= LONGEST_FOLDER else "/tmp"  # noqa: S108  (a new folder in it, for this user)
+    fits = len(os.fsencode(folder)) <= LONGEST_FOLDER
+    short = folder if fits else "/tmp"  # noqa: S108  (a new folder in it, for this user)
     with tempfile.TemporaryDirectory(prefix="vllm-", dir=short, ignore_cleanup_errors=True) as own:
         os.environ["VLLM_RPC_BASE_PATH"] = own
         try:

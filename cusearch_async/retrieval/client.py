@@ -120,8 +120,11 @@ class SearchClient:
                 await client._health.close()
 
     async def wait_until_answering(self, timeout_s: float) -> None:
-        """Read /health and make a first search. Raises: as `search`, after `timeout_s`."""
+        """Read /health and make a first search, which does not count. Raises: as `search`, after `timeout_s`."""
         await self._search_until_answered(Query("first search", 0, self._context(_PROBE, ticket=0)), timeout_s)
+        self.searches = 0
+        self.failures.clear()
+        self._seconds.clear()
 
     async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
         """Contents of the documents found, best first; empty when there are none. `seed` is the search's own random

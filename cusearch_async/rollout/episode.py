@@ -69,7 +69,7 @@ def with_own_metadata(question: Question) -> Question:
 
 
 def _copied(value: Any) -> Any:
-    """With lists and dicts of its own; other objects may be no data."""
+    """A copy of lists and dicts; other objects may be no data."""
     if isinstance(value, Mapping):
         return {name: _copied(one) for name, one in value.items()}
     return [_copied(one) for one in value] if isinstance(value, list) else value

@@ -54,9 +54,7 @@ class RunLimits:
 
     def ready_of_pool(self, step: int, ready: int, due: int) -> int:
         """Groups that `step` could take, of `ready` groups in all and `due` ready or taken ones among the due."""
-        if self.order == "oldest_complete":
-            return ready
-        waits_for_due = self.due(step)[0] >= 0
+        waits_for_due = self.order != "oldest_complete" and self.due(step)[0] >= 0
         return min(ready, self.questions, *([due] if waits_for_due else []))
 
     def check(self, trajectory: Trajectory) -> None:

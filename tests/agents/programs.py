@@ -286,6 +286,13 @@ async def asks_for_ever(task: Task) -> str:
                     raise RuntimeError((await response.json())["error"]["message"])
 
 
+async def asks_for_little(task: Task) -> str:
+    messages: list = [{"role": "user", "content": task.question}]
+    async with client_of(task) as client:
+        reply = await client.chat.completions.create(model=task.model, messages=messages, max_tokens=6)
+        return f"{reply.choices[0].finish_reason}"
+
+
 async def trusts_the_policy(task: Task) -> str:
     """Fails where the policy calls what is no tool, or with other arguments, and where its turn is cut."""
     messages: list = [{"role": "user", "content": task.question}]

@@ -181,6 +181,13 @@ async def test_a_program_that_asks_the_same_for_ever_is_stopped():
         await Scene(["a"], "asks_for_ever").run()
 
 
+async def test_a_turn_for_which_the_program_asked_less_is_not_cut_at_the_runs_limit():
+    """The alarm advised a larger episode.max_turn_tokens, which changed nothing."""
+    trajectory = await Scene(["It isCUT"], "asks_for_little").run()
+    assert (trajectory.prediction, trajectory.cut_turns) == ("length", 0)
+    assert (await Scene(["It isCUT"], "asks_for_little", max_turn_tokens=6).run()).cut_turns == 1
+
+
 @pytest.mark.parametrize(
     ("turn", "said"),
     [

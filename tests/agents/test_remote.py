@@ -263,7 +263,9 @@ async def test_the_time_of_an_episode_begins_when_a_program_takes_it(monkeypatch
         task = await take(address)
         await ask(task, "?")
         await posted(task, task["end_url"], {"answer": "5"})
-        assert (await episode).reward == 1.0
+        trajectory = await episode
+        assert trajectory.reward == 1.0
+        assert trajectory.episode_s < 2.5, "without the wait for a program"
 
 
 async def test_the_evaluators_episodes_are_at_the_port_before(monkeypatch):

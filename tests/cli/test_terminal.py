@@ -137,7 +137,16 @@ def test_buckets_show_all_but_many_workers_on_80_columns_and_24_lines(atlas_conf
     config = load_config(atlas_config)
     now = snapshot(config, workers)
     seen = "\n".join(text_of(buckets.view(now, replace(now, at=-1.0), config)).splitlines()[:24])
-    for part in ("trains on", "pool 5", "pool 6", "64 of 64 ready", "lost 123456", "late refused", "finished"):
+    for part in (
+        "trains on",
+        "pool 5",
+        "pool 6",
+        "64 of 64 ready",
+        "3 groups",
+        "lost 123456",
+        "late refused",
+        "finished",
+    ):
         assert part in seen, part
     assert "…" not in seen
     assert max(map(len, seen.splitlines()[:-1])) <= 80

@@ -155,6 +155,23 @@ def test_a_worker_counts_from_when_it_was_ready():
     assert found["rollout/idle_share"] == pytest.approx(0.25)
 
 
+def test_a_worker_and_the_one_in_its_place_were_not_there_together():
+    """Their rates were added: 300 tokens a second for 17,000 tokens in 100 s."""
+    rates = WorkerRates()
+    steady = WorkerStatus(alive_s=900, busy_s=900, sampled_tokens=90_000)
+    rates.since_last({"a": steady, "b": steady})
+    a, b = (replace(steady, alive_s=900 + s, sampled_tokens=90_000 + 100 * s) for s in (100, 50))
+    found = rates.since_last({"a": a, "b": b, "c": WorkerStatus(alive_s=20, busy_s=20, sampled_tokens=2_000)})
+    assert found["rollout/tokens_per_s"] == pytest.approx(170)
+
+
+def test_where_no_engine_is_ready_none_is_busy():
+    """Of a run that continued with pools that it had, the engines were never idle."""
+    found = WorkerRates().since_last({"w": WorkerStatus(starting="loading vLLM", alive_s=60)})
+    assert "rollout/idle_share" not in found
+    assert found["rollout/tokens_per_s"] == 0
+
+
 def test_a_step_shorter_than_a_heartbeat_has_its_workers_and_no_speed():
     rates = WorkerRates()
     status = WorkerStatus(sampled_tokens=1000, busy_s=8, alive_s=10)

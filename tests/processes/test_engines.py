@@ -131,13 +131,13 @@ def test_episodes_have_the_seed_and_the_template_of_the_config(scene, atlas_conf
     assert "enable_thinking" in str(template)
 
 
-@pytest.mark.parametrize("depth", [0, 5])
-def test_vllm_leaves_no_sockets_and_their_names_are_short(scene, monkeypatch, tmp_path, depth):
+@pytest.mark.parametrize(("depth", "name"), [(0, ""), (5, "a_folder_of_a_job"), (1, "ж" * 40)])
+def test_vllm_leaves_no_sockets_and_their_names_are_short(scene, monkeypatch, tmp_path, depth, name):
     """Each engine left three in the folder of temporary files; in a long one, as Slurm's, vLLM ended with an error."""
-    folder = tmp_path.joinpath(*["a_folder_of_a_job"] * depth)
+    folder = tmp_path.joinpath(*[name] * depth)
     folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    monkeypatch.setattr(scene.engines, "LONGEST_FOLDER", len(str(tmp_path)))
+    monkeypatch.setattr(scene.engines, "LONGEST_FOLDER", len(str(tmp_path)) + (41 if "ж" in name else 0))
     location = scene.config.model.location
     with scene.engines.open_runner(scene.config, location, load_tokenizer(location), scene):
         sockets = Path(os.environ["VLLM_RPC_BASE_PATH"])

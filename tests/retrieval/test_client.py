@@ -178,6 +178,10 @@ async def test_a_retriever_that_is_not_there_is_named():
 async def test_waiting_for_a_retriever_has_its_own_limit():
     async with client_of(Service(says("starting", 503), finds()), outage_s=0.01) as client:
         await client.wait_until_answering(60)
+        status = client.status()
+        assert (status["searches"], status["search_failures"], status["search_p99_s"]) == (0, 0, 0), (
+            "as in a first step"
+        )
     async with client_of(Service(says("starting", 503)), outage_s=60) as client:
         with pytest.raises(RetrievalUnavailable, match=r"for 0\.05 s"):
             await client.wait_until_answering(0.05)
