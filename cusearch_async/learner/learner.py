@@ -9,7 +9,7 @@ import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -211,7 +211,8 @@ class DeepSpeedLearner:
                 codec.decode(payload, self._config.episode.max_trajectory_tokens) for payload in command.payloads
             ]
             if command.do == "update":
-                self._update(selected, np.array(command.advantages), command.step)
+                with suppress(NonFiniteUpdate):  # rank 0 raises it, too, and ends when it has told of it
+                    self._update(selected, np.array(command.advantages), command.step)
             elif command.do == "score":
                 self._mean_loss(selected)
             elif command.do == "capture":

@@ -19,6 +19,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 LEAVE_S = 60.0
+ENDING_S = 30.0
+"""Where another rank has failed, seconds in which rank 0 may end by itself, and tell of it; it may wait without end."""
 """Seconds that the other ranks have to end after the learner has finished."""
 _PR_SET_PDEATHSIG = 1
 
@@ -128,4 +130,5 @@ def _end_when_child_fails(rank: int, child: subprocess.Popen[bytes], ending: thr
     status = child.wait()
     if status and not ending.is_set():
         log.error("rank %d ended with status %d; the learner ends too", rank, status)
-        os._exit(1)
+        if not ending.wait(ENDING_S):
+            os._exit(1)

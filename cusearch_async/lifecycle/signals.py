@@ -48,9 +48,9 @@ def stop_on_signals() -> asyncio.Event:
 
 
 @contextmanager
-def ending_at_once(what: str) -> Iterator[Callable[[], None]]:
+def ending_at_once(what: str, give_back: Callable[[], None] = lambda: None) -> Iterator[Callable[[], None]]:
     """For a long call that blocks the event loop, like loading an engine: a signal that asks to stop ends this process,
-    and those that it has spawned, with the status that shells give it. Nothing may be held yet that must be given back.
+    and those that it has spawned, with the status that shells give it. No more may be held than `give_back` gives back.
     Signals that nobody handles keep their effect. Yields what ends the process if its event loop was asked to stop just
     before."""
 
@@ -58,6 +58,7 @@ def ending_at_once(what: str) -> Iterator[Callable[[], None]]:
         log.info("stopped while %s", what)
         for child in multiprocessing.active_children():
             child.kill()
+        give_back()
         os._exit(128 + number)
 
     def end_if_asked() -> None:

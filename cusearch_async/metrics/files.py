@@ -76,7 +76,20 @@ class MetricsFile(_RowsFile):
 
 
 class ScoresFile(_RowsFile):
-    """An eval.jsonl."""
+    """An eval.jsonl. Versions that were scored one after the other on the same questions share the list of their ids:
+    thousands of texts each."""
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._ids: object = None
+
+    def _kept(self, row: dict[str, Any]) -> dict[str, Any]:
+        each = row.get("each")
+        if isinstance(each, dict) and "question_id" in each:
+            if each["question_id"] != self._ids:
+                self._ids = each["question_id"]
+            each["question_id"] = self._ids
+        return row
 
     def read(self, starts: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """As `read_scores`."""

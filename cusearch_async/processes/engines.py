@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -65,12 +65,23 @@ async def take_gpus(lock: GpuLock | None, stop: asyncio.Event) -> GpuLock | None
 
 @contextmanager
 def open_runner(
-    config: Config, model: str, tokenizer: Any, search: Search, lock: GpuLock | None = None, is_evaluator: bool = False
+    config: Config,
+    model: str,
+    tokenizer: Any,
+    search: Search,
+    lock: GpuLock | None = None,
+    is_evaluator: bool = False,
+    give_back: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[Engine, EpisodeRunner]]:
     """An engine that has loaded `model`, and a runner that uses it in the config's environments. `lock` is taken, if
-    the run is colocated. Raises: EngineDied."""
-    with _folder_of_sockets():
-        with ending_at_once("vLLM was being loaded"):
+    the run is colocated. A process that is stopped while vLLM loads calls `give_back`. Raises: EngineDied."""
+    with _folder_of_sockets() as sockets:
+
+        def end() -> None:
+            sockets.cleanup()
+            give_back()
+
+        with ending_at_once("vLLM was being loaded", end):
             from cusearch_async.rollout.engine import Engine  # noqa: PLC0415  (vLLM takes seconds to import)
 
             engine = Engine.start(model, tokenizer, config, lock)
@@ -83,16 +94,17 @@ def open_runner(
 
 
 @contextmanager
-def _folder_of_sockets() -> Iterator[None]:
+def _folder_of_sockets() -> Iterator[tempfile.TemporaryDirectory[str]]:
     """vLLM makes sockets in the folder of temporary files, whose names may be too long there, and leaves them."""
     given = os.environ.get("VLLM_RPC_BASE_PATH")
     folder = given or tempfile.gettempdir()
     fits = len(os.fsencode(folder)) <= LONGEST_FOLDER
     short = folder if fits else "/tmp"  # noqa: S108  (a new folder in it, for this user)
-    with tempfile.TemporaryDirectory(prefix="vllm-", dir=short, ignore_cleanup_errors=True) as own:
+    sockets = tempfile.TemporaryDirectory(prefix="vllm-", dir=short, ignore_cleanup_errors=True)
+    with sockets as own:
         os.environ["VLLM_RPC_BASE_PATH"] = own
         try:
-            yield
+            yield sockets
         finally:
             del os.environ["VLLM_RPC_BASE_PATH"]
             if given:

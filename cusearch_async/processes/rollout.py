@@ -76,7 +76,8 @@ async def _run_until(stop: asyncio.Event, config: Config, name: str, cores: Coll
                 if stop.is_set():
                     return False
                 starting.does("loading vLLM")
-                with open_runner(config, config.model.location, tokenizer, search, lock) as (engine, runner):
+                opened = open_runner(config, config.model.location, tokenizer, search, lock, give_back=starting.end)
+                with opened as (engine, runner):
                     os.sched_setaffinity(0, cores)
                     log.info("ready")
                     starting.does("waiting for the first weights")

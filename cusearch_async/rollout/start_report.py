@@ -29,6 +29,7 @@ class Starting:
         self._identity = identity
         self._doing, self._since = "", time.monotonic()
         self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._try_to_report, name="starting", daemon=True)
         self._is_ready = False
 
     def does(self, what: str) -> None:
@@ -43,13 +44,15 @@ class Starting:
     @contextmanager
     def reporting(self) -> Iterator[Starting]:
         """A worker that does not become ready is removed from the run at the end."""
-        thread = threading.Thread(target=self._try_to_report, name="starting", daemon=True)
-        thread.start()
+        self._thread.start()
         try:
             yield self
         finally:
-            self._ended.set()
-            thread.join(timeout=BEAT_S)
+            self.end()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join(timeout=BEAT_S)
 
     def _try_to_report(self) -> None:
         try:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ WORK = "work"
 _POLL_S = 0.2
 _NOTE_S = 5.0
 _LEAVE_S = 600.0
-"""A launch that is told to stop has so long: its learner may be in a step."""
+"""A launch that is told to stop has so long beside its learner, which may be silent for run.stall_s."""
 
 
 def to_do(plan: Plan, tables: Tables, retry_failed: bool) -> list[PlannedRun]:
@@ -46,7 +44,7 @@ def run_all(
             _remove(folder / WORK / name, plan, plan.runs.get(name))
     for run in runs:
         where = folder / WORK / run.id
-        _wait_until_free(where)
+        _wait_until_free(where, run.config.run.stall_s + _LEAVE_S)
         if lacks_a_score(run, where) and not any(key.endswith("objects") for key in places_of(plan, run)):
             log.warning("%s has not scored all versions; it is made anew", run.id)
             _remove(where, plan, run)
@@ -93,8 +91,7 @@ def _launch(plan: Plan, run: PlannedRun, where: Path) -> tuple[str, float]:
                 _seconds_path(where).write_text(str(before + noted - began))
     except BaseException:
         child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_LEAVE_S)
+        child.wait()  # it bounds each of its processes; when this one ended it would be signalled again, which kills
         raise
     finally:
         wall_s = before + time.monotonic() - began
@@ -125,9 +122,9 @@ def _name(plan: Plan, run: PlannedRun) -> str:
     return f"{plan.study.name}-{re.sub(r'[^A-Za-z0-9_.-]', '-', run.id)}"
 
 
-def _wait_until_free(where: Path) -> None:
+def _wait_until_free(where: Path, patience_s: float) -> None:
     """A launch that an earlier call began may still be stopping. Raises: RunInUse when it does not."""
-    deadline = time.monotonic() + _LEAVE_S
+    deadline = time.monotonic() + patience_s
     with log_waiting(log, f"waiting for an earlier launch of {where.name} to stop"):
         while True:
             try:

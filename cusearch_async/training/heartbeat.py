@@ -7,10 +7,11 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from cusearch_async.errors import CusearchError, Fenced
+from cusearch_async.errors import CusearchError, Fenced, Stalled
 from cusearch_async.training.background import Background
 from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
 
@@ -31,9 +32,17 @@ class Heartbeat(Background):
     learner.collective_timeout_s, the process ends. `check` raises an error of the program in here."""
 
     def __init__(
-        self, buffer: LearnerBuffer, ranks: Ranks, stall_s: float, collective_timeout_s: float, step: int = 0
+        self,
+        buffer: LearnerBuffer,
+        ranks: Ranks,
+        stall_s: float,
+        collective_timeout_s: float,
+        step: int = 0,
+        before_end: Callable[[Exception], Awaitable[None]] | None = None,
     ) -> None:
+        """`before_end` is called before the process ends because of a silent rank."""
         super().__init__()
+        self._before_end = before_end
         self.step = step
         """Learner step that is waited for or trained."""
         self._buffer = buffer
@@ -58,7 +67,7 @@ class Heartbeat(Background):
         """Errors of the connection are not raised here: the training loop ends the learner."""
         epoch = self._buffer.epoch
         while True:
-            self._watch_ranks()
+            await self._watch_ranks()
             status = LearnerStatus(epoch=epoch, host=socket.gethostname(), pid=os.getpid(), step=self.step)
             try:
                 await self._buffer.learner_heartbeat(status)
@@ -68,7 +77,7 @@ class Heartbeat(Background):
                 log.debug("no heartbeat: %s", error)
             await asyncio.sleep(BEAT_S)
 
-    def _watch_ranks(self) -> None:
+    async def _watch_ranks(self) -> None:
         key, limit_s = self._limit
         named_s = min(WARN_SILENT_EVERY_S, limit_s / 2)
         silent = self._ranks.silent(named_s)
@@ -76,9 +85,10 @@ class Heartbeat(Background):
             return
         names = ", ".join(f"rank {rank}" for rank in silent)
         if self._ranks.silent(limit_s):
-            log.error(
-                "%s has not reported for %.0f s (%s) in step %d; the learner ends", names, limit_s, key, self.step
-            )
+            why = f"{names} has not reported for {limit_s:.0f} s ({key}) in step {self.step}; the learner ends"
+            log.error("%s", why)
+            if self._before_end is not None:
+                await self._before_end(Stalled(why))
             os._exit(1)  # rank 0 itself may be waiting for it where nothing can wake it
         if time.monotonic() - self._named_at >= named_s:
             self._named_at = time.monotonic()

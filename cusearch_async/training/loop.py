@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
-from cusearch_async.errors import NonFiniteUpdate, NothingLearned, StoppedByAlarm
+from cusearch_async.errors import NonFiniteUpdate, NothingLearned
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.training.background import Background, InThread
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
@@ -78,11 +78,7 @@ async def train(
                 step += 1
                 await publisher.publish_if_due(step)
                 report.done("publish")
-                try:
-                    await report.write(chosen, update, publisher.took_s, learner.waited_s)
-                except StoppedByAlarm:
-                    await saver.finish()  # the run is to continue from a checkpoint before this step
-                    raise
+                await report.write(chosen, update, publisher.took_s, learner.waited_s)
                 await saver.save_if_due(step, remembered)  # after the row: a resumed learner does not write it again
                 report.done("checkpoint")
         await publisher.finish()

@@ -9,10 +9,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from types import TracebackType
 
 import msgspec
 
-from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.errors import NonFiniteUpdate, NothingLearned, StoppedByAlarm, WeightsUnavailable
 from cusearch_async.learner.interface import Lent
 from cusearch_async.training.background import Background, InThread
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
@@ -97,6 +98,11 @@ class Saver(Background):
         self._every = every
         self._start = start
         self._saved = start.step
+
+    async def __aexit__(self, *ended: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if isinstance(ended[1], NonFiniteUpdate | NothingLearned | StoppedByAlarm):
+            await self.finish()  # it is of the steps before: a restart would make them again
+        await super().__aexit__(*ended)
 
     async def save_if_due(self, step: int, method: MethodState) -> None:
         if step % self._every == 0:

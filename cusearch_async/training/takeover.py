@@ -138,7 +138,12 @@ class Leader:
         async with opened as buffer:
             await self.take_over(buffer, store, start)
             stall_s, collective_s = config.run.stall_s, config.learner.collective_timeout_s
-            heartbeat = Heartbeat(buffer, self._ranks, stall_s, collective_s, start.step)
+
+            async def tell(error: Exception) -> None:
+                record_stop(config.folder, buffer.epoch, None, first_line(error))
+                await tell_of_end(config, error, heartbeat.step)
+
+            heartbeat = Heartbeat(buffer, self._ranks, stall_s, collective_s, start.step, tell)
             try:
                 async with self._transport.serving(), heartbeat, in_thread(learner, self._lock) as trainer:
                     await asyncio.to_thread(self._checkpoints.tell_start)  # it may have to upload all of one
@@ -149,8 +154,7 @@ class Leader:
                 await asyncio.to_thread(self._checkpoints.tell_stop)
             except Exception as error:
                 explained = await explain(buffer, error)
-                record_stop(config.folder, buffer.epoch, None, first_line(explained))
-                await tell_of_end(config, explained, heartbeat.step)
+                await tell(explained)
                 await asyncio.to_thread(self._checkpoints.tell_stop)
                 if explained is error:
                     raise

@@ -61,3 +61,32 @@ def test_a_rank_that_is_slow_to_leave_does_not_spoil_a_learner_that_has_done_its
     assert (done.returncode, done.stdout) == (0, "0 has left\n"), done.stderr
     assert "rank 1 did not end within 1 s; killed" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+FAILS = """
+import sys, time
+from pathlib import Path
+from cusearch_async.lifecycle.children import other_ranks
+
+if __name__ == "__main__":
+    with other_ranks("rank_probe", 2) as rank:
+        if rank == 1:
+            sys.exit(3)
+        try:
+            time.sleep(1)
+            raise RuntimeError("the collective failed")
+        finally:
+            time.sleep(0.3)
+            Path(sys.argv[1], "told").touch()
+"""
+
+
+def test_a_learner_whose_other_rank_has_failed_may_tell_of_it(tmp_path: Path):
+    """It was ended at once: no hook heard of it, and the run was "running or killed"."""
+    (tmp_path / "rank_probe.py").write_text(FAILS)
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-m", "rank_probe", str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60 * SLOW, check=False)
+    assert done.returncode == 1
+    assert "the collective failed" in done.stderr
+    assert (tmp_path / "told").exists()

@@ -60,7 +60,7 @@ async def test_work_that_swallows_its_cancellation_is_cancelled_again(monkeypatc
 
 
 LOADS = """
-import asyncio, multiprocessing, sys, time
+import asyncio, multiprocessing, pathlib, sys, time
 import uvloop
 from cusearch_async.lifecycle.signals import ending_at_once, stop_on_signals
 
@@ -68,22 +68,24 @@ async def run():
     stop_on_signals()
     engine = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     engine.start()
-    with ending_at_once("it was loading"):
+    with ending_at_once("it was loading", pathlib.Path(sys.argv[2]).touch):
         print(engine.pid, flush=True)
         time.sleep(600)
 
-sys.argv[1:] == ["uvloop"] and uvloop.install()
+sys.argv[1] == "uvloop" and uvloop.install()
 asyncio.run(run())
 """
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_loads_ends_at_once_with_all_that_it_has_spawned(loop: str, number: signal.Signals):
-    worker = subprocess.Popen([sys.executable, "-c", LOADS, loop], stdout=subprocess.PIPE, text=True)
+def test_what_loads_ends_at_once_with_all_that_it_has_spawned(loop: str, number: signal.Signals, tmp_path):
+    given_back = tmp_path / "given_back"
+    worker = subprocess.Popen([sys.executable, "-c", LOADS, loop, given_back], stdout=subprocess.PIPE, text=True)
     engine = Path("/proc") / worker.stdout.readline().strip()
     worker.send_signal(number)
     assert worker.wait(5 * SLOW) == 128 + number
+    assert given_back.exists()
     worker.stdout.close()
     wait_until(lambda: not engine.exists() or "Z (zombie)" in (engine / "status").read_text(), 5)
 

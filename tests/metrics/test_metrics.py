@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods.base import METRICS_OF_ALL
 from cusearch_async.errors import WriteFailed
+from cusearch_async.files import append_row
 from cusearch_async.metrics import files
-from cusearch_async.metrics.files import MetricsFile, read_metrics
+from cusearch_async.metrics.files import MetricsFile, ScoresFile, read_metrics
 from cusearch_async.metrics.log import MetricsLog
 from cusearch_async.metrics.step import WorkerRates, describe_environments, describe_step
 from cusearch_async.transport.interface import WorkerStatus
@@ -163,6 +164,17 @@ def test_a_worker_and_the_one_in_its_place_were_not_there_together():
     a, b = (replace(steady, alive_s=900 + s, sampled_tokens=90_000 + 100 * s) for s in (100, 50))
     found = rates.since_last({"a": a, "b": b, "c": WorkerStatus(alive_s=20, busy_s=20, sampled_tokens=2_000)})
     assert found["rollout/tokens_per_s"] == pytest.approx(170)
+
+
+def test_versions_that_were_scored_on_the_same_questions_share_their_ids(tmp_path):
+    """Thousands of texts a version were kept for as long as the page was served."""
+    for step, ids in enumerate((["a", "b"], ["a", "b"], ["a"])):
+        append_row(
+            tmp_path / "eval.jsonl", {"step": step, "epoch": 1, "each": {"question_id": ids, "em": [1] * len(ids)}}
+        )
+    first, second, third = (row["each"]["question_id"] for row in ScoresFile(tmp_path / "eval.jsonl").read([(1, 0)]))
+    assert first is second == ["a", "b"]
+    assert third == ["a"]
 
 
 def test_where_no_engine_is_ready_none_is_busy():

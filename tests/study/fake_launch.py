@@ -48,7 +48,7 @@ def leave(words: list[str], settings: dict[str, str], folder: Path, how: str) ->
     if how == "refuse":
         sys.exit("cusearch: a.b: unknown key\n  c.d: unknown key")
     if how == "slow":
-        signal.signal(signal.SIGTERM, lambda *_: time.sleep(1.5) or sys.exit(1))
+        signal.signal(signal.SIGTERM, lambda *_: print("told to stop", flush=True) or time.sleep(1.5) or sys.exit(1))
     while how in ("hang", "slow") and attempt == 1:
         time.sleep(0.05)
     steps, every = int(settings["--run.steps"]), int(settings["--eval.every"])

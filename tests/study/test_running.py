@@ -105,7 +105,7 @@ def test_a_run_that_lacks_a_score_is_deleted_only_where_it_can_be_made_anew(plan
         monkeypatch.setattr(running, "places_of", lambda *_: {"learner.checkpoint_objects": "s3://bucket/x"})
         run_all(plan, folder, [run], lambda *_: None)
     else:
-        monkeypatch.setattr(running, "_LEAVE_S", 0.1)
+        monkeypatch.setattr(running, "_LEAVE_S", 0.1 - run.config.run.stall_s)
         with run_folder.hold(where), pytest.raises(RunInUse):
             run_all(plan, folder, [run], lambda *_: None)
     assert len((where / "began").read_text().splitlines()) == 1 + is_kept, "a folder that is made anew begins at 1"
@@ -142,6 +142,22 @@ def test_a_study_that_is_killed_continues_with_the_run_that_it_had_begun(plan, f
     assert tables.statuses == dict.fromkeys(plan.runs, "done")
     log = first.with_name(f"{first.name}.log").read_text()
     assert [line for line in log.splitlines() if line.startswith("attempt")] == ["attempt 1", "attempt 2"]
+
+
+def test_a_study_that_is_interrupted_waits_for_its_launch(plan, folder, tmp_path):
+    """Which was told a second time when the study had ended, and then kills its learner, which may be saving."""
+    command = [sys.executable, "-m", "tests.study.one_study", str(tmp_path / "small.toml"), str(folder)]
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"FAKE_LAUNCH": "slow", "LEAVE_S": "0.1", "PYTHONPATH": str(root)}
+    stopped = subprocess.Popen(command, env=environment, cwd=root)
+    log = folder / "work" / f"{next(iter(plan.runs))}.log"
+    try:
+        wait_until(lambda: log.exists() and "attempt 1" in log.read_text(), 30 * SLOW)
+        stopped.send_signal(signal.SIGINT)
+        stopped.wait(30 * SLOW)
+    finally:
+        stopped.kill()
+    assert log.read_text().count("told to stop") == 1
 
 
 def test_the_seconds_of_all_attempts_count(plan, folder, monkeypatch):

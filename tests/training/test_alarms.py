@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 
 import pytest
 from aiohttp import web
@@ -104,6 +105,27 @@ async def test_a_resumed_run_remembers_the_steps_before(setting):
     await start(s)
     assert len(read_metrics(s.config.folder / "metrics.jsonl")) == 3
     assert len(AlarmWatch(s.config, 1, 2)._rows) == 2, "the row of the step that is made again does not count"
+
+
+async def test_a_step_that_is_refused_keeps_the_checkpoint_before(setting):
+    """It was thrown away while it was written, with the steps before it, and again after each restart."""
+    s, refused = setting(), threading.Event()
+    update, capture = s.learner.update, s.learner.capture
+
+    def update_or_refuse(selected, advantages, step):
+        if step == 2:
+            refused.set()
+            raise NonFiniteUpdate("step 2 is refused, not finite: the gradient")
+        return update(selected, advantages, step)
+
+    def capture_for_a_slow_disk(folder):
+        write = capture(folder)
+        return lambda: (refused.wait(20 * SLOW), write())
+
+    s.learner.update, s.learner.capture = update_or_refuse, capture_for_a_slow_disk
+    with pytest.raises(NonFiniteUpdate, match="their pool stays claimed"):
+        await start(s)
+    assert [path.name for path in s.checkpoints.folder.glob("step*")] == ["step000002-e1"]
 
 
 async def test_a_run_ends_at_an_alarm_of_stop_on_and_keeps_the_checkpoint_before(setting):

@@ -100,6 +100,24 @@ async def test_an_outage_does_not_end_it_and_a_new_learner_does(scene):
         heartbeat.check()
 
 
+async def test_a_silent_rank_is_told_of_before_the_process_ends(scene, monkeypatch):
+    """No hook heard of it, and the run was "running or killed"."""
+    told, ends = [], []
+
+    async def tell(error):
+        told.append(str(error))
+
+    async def has_ended():
+        return ends
+
+    monkeypatch.setattr("os._exit", lambda status: ends.append((status, len(told))))
+    ranks = SimpleNamespace(silent=lambda after_s: [3])
+    async with Heartbeat(scene.buffer, ranks, 60, 40, 7, tell):
+        await wait_until_async(has_ended, 10)
+    assert ends[0] == (1, 1)
+    assert told[0].startswith("rank 3 has not reported for 40 s (learner.collective_timeout_s) in step 7; the learner")
+
+
 async def test_an_error_of_the_program_is_raised_by_the_next_look(scene):
     """Without its watch over the ranks the learner must not go on."""
 

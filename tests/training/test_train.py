@@ -321,7 +321,7 @@ async def test_the_speed_of_engines_is_told_only_while_they_have_questions(setti
     s = setting("--pool.max_staleness", "1")
     await start(s)
     rows = read_metrics(s.config.folder / "metrics.jsonl")
-    assert ["rollout/idle_share" in row for row in rows] == [True, True, False]
+    assert ["rollout/tokens_per_s" in row for row in rows] == [True, True, False]
 
 
 WHY = "20 x the reward mine:reward failed: KeyError: 'X'"
