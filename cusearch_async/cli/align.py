@@ -168,5 +168,5 @@ def _with_interval(cosines: Cosines, pools: int) -> str:
 
     if len(cosines.values) < 2:
         return "–"
-    half = Spread(cosines.error, (pools - 1) * len(cosines.errors)).half
+    half = Spread(cosines.error, pools - 1).half
     return f"{np.mean(cosines.values):.3f}\n±{'–' if math.isnan(half) else f'{half:.3f}'}"

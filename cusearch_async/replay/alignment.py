@@ -5,7 +5,8 @@ reward gradient of a set of groups is Σ (r - the mean reward of its group) v(τ
 method's update is Σ A(τ) v(τ) over those that it selects, with its advantages: GRPO's first step on a pool of the same
 policy. Its alignment is the cosine between its update from one pool and the reward gradient of the policy's *other*
 pools, which are as noisy; so even the best method is far below 1, and only differences tell. As all cosines share
-these pools, the error of their mean is that of the jackknife over pools, not of independent numbers."""
+these pools, the error of their mean is that of the jackknife over pools, not of independent numbers; and as policies
+have pools of the same questions and random numbers, over pools of all of them together."""
 
 from __future__ import annotations
 
@@ -63,18 +64,22 @@ class Cosines:
     """Of updates with reward gradients of pools that they are not of."""
 
     values: list[float]
-    errors: list[float]
-    """Standard error of the mean at each policy, by leaving out one pool after the other; NaN where one pool is part of
-    all updates: no other tells of its noise."""
+    without: list[list[float]]
+    """Policy -> the mean without each of its pools, which are of the same questions at every policy; none where one
+    pool is part of all updates: no other tells of its noise."""
 
     def __add__(self, later: Cosines) -> Cosines:
         """With those of another policy's pools."""
-        return Cosines(self.values + later.values, self.errors + later.errors)
+        return Cosines(self.values + later.values, self.without + later.without)
 
     @property
     def error(self) -> float:
-        """Standard error of the mean over policies of about as many updates each."""
-        return float(np.linalg.norm(self.errors)) / len(self.errors)
+        """Standard error of the mean over policies of about as many updates each, by leaving out one pool of all
+        policies after the other; NaN where it is not known."""
+        if not all(self.without):
+            return math.nan
+        means = np.mean(self.without, axis=0)
+        return float(np.sqrt((len(means) - 1) * np.var(means)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +183,9 @@ def cosines_of(updates: Vector, gradients: Vector, own: NDArray[np.bool_], other
     squares_without = toward.sum(axis=1, keepdims=True) - 2 * toward + others * np.diag(between)
     without = _cosines(dots_without, lengths[:, None], squares_without, smallest)
     if own.all(axis=0).any():
-        return Cosines(whole.tolist(), [math.nan])
-    means = (without * ~own).sum(axis=0) / (~own).sum(axis=0)
-    return Cosines(whole.tolist(), [float(np.sqrt((len(gradients) - 1) * np.var(means)))])
+        return Cosines(whole.tolist(), [[]])
+    means: Vector = (without * ~own).sum(axis=0) / (~own).sum(axis=0)
+    return Cosines(whole.tolist(), [means.tolist()])
 
 
 def _cosines(dots: Vector, lengths: Vector, squares: Vector, smallest: float) -> Vector:

@@ -227,10 +227,13 @@ def test_what_the_page_says_of_alignment_elsewhere(name, shape, others):
 
     def less(name):
         one, full = (found["methods"][each]["by_singleton"]["raw"] for each in (name, "grpo_full"))
-        if one is full:
-            error = np.linalg.norm(one["errors"]) / len(one["errors"])
-            return f"{np.mean(one['values']):.3f} ± {2 * error:.3f}"
-        values = np.array(one["values"]) - np.array(full["values"])
+        if one is full:  # the jackknife's at each policy, and that policies have the pools of the same questions
+            values = np.reshape(one["values"], (len(found["policies"]), -1))
+            alone = np.linalg.norm(values.std(axis=1, ddof=1)) / len(values)
+            together = values.mean(axis=0).std(ddof=1) / alone
+            error = np.linalg.norm(one["errors"]) / len(one["errors"]) * together
+            return f"{values.mean():.3f} ± {2 * error:.3f}"
+        values = np.reshape(np.array(one["values"]) - np.array(full["values"]), (len(found["policies"]), -1)).mean(0)
         return f"{values.mean():+.3f} ± {2 * values.std(ddof=1) / len(values) ** 0.5:.3f}"
 
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
