@@ -24,7 +24,7 @@ from cusearch_async.concurrency import CONTROL, DaemonThreads
 from cusearch_async.config import EpisodeConfig, agents_token
 from cusearch_async.environments import AgentEnvironment, Environment, Episode
 from cusearch_async.environments.task import Ending, Task
-from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
+from cusearch_async.errors import EpisodeFailed, first_line
 from cusearch_async.rollout import prompting
 from cusearch_async.rollout.episode import EpisodeRunner, Policy, with_own_metadata
 from cusearch_async.rollout.limit import Limit
@@ -60,8 +60,6 @@ class AgentRunner(EpisodeRunner):
         super().__init__(policy, environments, tokenizer, settings, seed, template_arguments)
         agents = {label: one.settings for label, one in environments.items() if isinstance(one, AgentEnvironment)}
         addresses = {own.remote for own in agents.values() if own.remote}
-        if len(addresses) > 1:
-            raise ConfigError(f"environment.LABEL.remote must be the same for all, got {', '.join(sorted(addresses))}")
         self._prepared: asyncio.AbstractEventLoop | None = None
         self._endings: set[asyncio.Future[None]] = set()
         self._functions = [one.name for one in environments.values() if isinstance(one, AgentEnvironment) and one.agent]

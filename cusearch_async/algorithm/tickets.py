@@ -42,7 +42,7 @@ class RunQuestions:
         rounds, place = divmod(ticket, len(self._cycle))
         part, earlier = self._cycle[place]
         questions = self._parts[part]
-        return questions[question_index(rounds * self._shares[part] + earlier, len(questions), self._seed)]
+        return questions[question_index(rounds * self._shares[part] + earlier, len(questions), self._seed, part)]
 
     def id_of(self, ticket: int) -> str:
         return self.of(ticket).id
@@ -55,12 +55,13 @@ def _cycle(shares: Sequence[int]) -> list[tuple[int, int]]:
     return [(part, n) for _, part, n in places]
 
 
-def question_index(visit: int, num_questions: int, seed: int) -> int:
-    """Which question visit number `visit` of a dataset is to: epoch-wise permutations."""
+def question_index(visit: int, num_questions: int, seed: int, part: int = 0) -> int:
+    """Which question visit number `visit` of a dataset is to: epoch-wise permutations, others in each `part` of a
+    run."""
     epoch, place = divmod(visit, num_questions)
-    return int(_permutation(num_questions, seed, epoch)[place])
+    return int(_permutation(num_questions, seed, part << 32 | epoch)[place])
 
 
 @lru_cache(maxsize=64)
-def _permutation(num_questions: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return stream(Stream.QUESTIONS, seed, epoch).permutation(num_questions)
+def _permutation(num_questions: int, seed: int, number: int) -> NDArray[np.int64]:
+    return stream(Stream.QUESTIONS, seed, number).permutation(num_questions)

@@ -13,7 +13,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from cusearch_async.cli.parts.arguments import add_trust, at_least
 from cusearch_async.cli.parts.passes import answering_search, run_passes_with
 from cusearch_async.config import Config, MethodConfig, load_config
 from cusearch_async.data.questions import load_run_questions
+from cusearch_async.environments import Search
 from cusearch_async.errors import ConfigError, packages_of
 from cusearch_async.evaluation.probing import Pass
 from cusearch_async.files import refuse_unwritable, writing_output
@@ -36,7 +37,7 @@ from cusearch_async.replay.selection import with_method
 from cusearch_async.run.folder import STARTS, refuse_no_run
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.selector import candidates_of
-from cusearch_async.types import Pool, Trajectory
+from cusearch_async.types import Pool, Question, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def _method(config: Config, name: str, budget: int) -> MethodConfig:
 
 def measured(config: Config, model: str, step: int, count: int) -> list[MeasuredPool]:
     """Pools of the policy in the folder `model`, with their gradients."""
-    pools = asyncio.run(ending(generated(config, model, count)))
+    pools = asyncio.run(ending(generated(config, model, step, count)))
     from cusearch_async.learner.projection import ProjectedGradients  # noqa: PLC0415  (torch)
 
     gradients, found = ProjectedGradients(model, config), []
@@ -134,13 +135,26 @@ def measured(config: Config, model: str, step: int, count: int) -> list[Measured
     return found
 
 
-async def generated(config: Config, model: str, count: int) -> list[Pool]:
-    """`count` pools of the first training questions, in the order of the run."""
+@dataclass(frozen=True, slots=True)
+class _AtStep:
+    """A search engine as it was at a step of the run: a simulated one's noise grows."""
+
+    client: Search
+    ticket: int
+    """The step's first."""
+
+    async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
+        return await self.client.search(query, seed, question, self.ticket)
+
+
+async def generated(config: Config, model: str, step: int, count: int) -> list[Pool]:
+    """`count` pools of the first training questions, in the order of the run, by the policy of `step`."""
     drawn, size = load_run_questions(config), config.pool.questions
     questions = [drawn.of(ticket) for ticket in range(count * size)]
     passes = [Pass(questions, config.episode.temperature)] * config.pool.rollouts
     async with answering_search(config) as search:
-        results = await run_passes_with(search, config, model, passes)
+        at_step = _AtStep(search, step * config.questions_per_step)
+        results = await run_passes_with(at_step, config, model, passes)
     groups = list(zip(*(one.episodes for one in results), strict=True))
     return [_pool(number, groups[number * size : (number + 1) * size]) for number in range(count)]
 

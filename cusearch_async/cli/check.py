@@ -88,7 +88,7 @@ def _fits(config: Config, shape: ModelShape, device: Device | None) -> Iterator[
     except ConfigError as error:
         yield Finding("error", "learner.trained_layers", str(error))
     if config.learner.lora.rank:
-        yield memory.adapter(config, shape)
+        yield memory.adapter(config, shape, on_gpu=device is not None)
     if device is None:
         yield memory.memory_on_cpu(config, shape)
         from cusearch_async.cli.preflight.speed import speed_on_cpu  # noqa: PLC0415  (imports torch)

@@ -41,7 +41,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Raises: ConfigError."""
-    runs = [shown(path, overrides) for path in arguments.config]
+    runs = [shown(path, overrides, arguments.trust) for path in arguments.config]
     if arguments.output:
         if len(runs) > 1:
             raise ConfigError(f"--output writes the page of one run, got {len(runs)}")
@@ -72,17 +72,17 @@ def token_of_all(runs: list[Shown], host: str) -> str:
     return token
 
 
-def shown(path: Path, overrides: list[str]) -> Shown:
+def shown(path: Path, overrides: list[str], trusts: bool = False) -> Shown:
     """A run by its folder or its config. Its Redis is looked into where its config can be read.
 
     Raises: ConfigError."""
     if not path.is_dir():
         config = load_config([path], overrides)
-        return Shown(config.folder, config)
+        return Shown(config.folder, config, trusts)
     refuse_no_run(path)
     settings = next(iter(saved_in(path)), None)
     try:
-        return Shown(path, load_config([settings], overrides) if settings else None)
+        return Shown(path, load_config([settings], overrides) if settings else None, trusts)
     except ConfigError as error:  # of another version, perhaps
         log.warning("%s: its Redis is not looked into: %s", path, first_line(error))
-        return Shown(path, None)
+        return Shown(path, None, trusts)

@@ -171,7 +171,7 @@ class RetrieverConfig(Section):
     stochastic: Shared[bool] = True
     """Draw distractors and noise per search; false: per query, so that equal queries get equal documents."""
     latency_median_s: Free[float] = Field(0.0, ge=0)
-    """Simulated latency: half of all requests wait at least this long …"""
+    """bm25 and dense: simulated latency: half of all requests wait at least this long …"""
     latency_p99_s: Free[float] = Field(0.0, ge=0)
     """… and one in a hundred at least this long (log-normal); 0: none."""
     bm25: Bm25Config = Bm25Config()
@@ -207,6 +207,8 @@ class RetrieverConfig(Section):
         median_s, p99_s = self.latency_median_s, self.latency_p99_s
         if p99_s < median_s:
             raise ValueError(f"latency_p99_s ({p99_s}) must be >= latency_median_s ({median_s})")
+        if median_s and self.backend in BACKENDS and not self.has_corpus:
+            raise ValueError(f"latency_median_s needs backend 'bm25' or 'dense': {self.backend} has its own latency")
         if p99_s > self.longest_latency_s:
             most = f"0.9 x timeout_s ({self.longest_latency_s:g})"
             raise ValueError(f"latency_p99_s ({p99_s:g}) must be at most {most}, at which all are cut")

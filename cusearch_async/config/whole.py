@@ -115,6 +115,8 @@ class Config(Section):
         name, staleness, published = self.method.name, self.pool.max_staleness, self.learner.publish_every - 1
         largest, low, high = self.largest_group, self.loss.correction_low, self.loss.correction_bound
         transport, url = self.weights.transport, self.weights.url
+        remotes = sorted({one.own.remote for one in self.environment.values() if getattr(one.own, "remote", "")})
+        _require(len(remotes) < 2, f"environment.LABEL.remote must be the same for all, got {', '.join(remotes)}")
         for number, (label, environment) in enumerate(self.environment.items()):
             near = nearest(label, [*self.environment][:number], 0.85)
             _require(
@@ -197,6 +199,10 @@ class Config(Section):
             learner.trained_layers is None or not learner.lora.rank,
             f"learner.trained_layers ({learner.trained_layers}) must not be set with learner.lora.rank "
             f"({learner.lora.rank}): the adapter alone is trained",
+        )
+        _require(
+            learner.attention != "flash_attention_2" or self.model.dtype == "bfloat16",
+            f"learner.attention 'flash_attention_2' needs model.dtype = 'bfloat16', got {self.model.dtype!r}",
         )
         if learner.compile:
             _need(

@@ -17,6 +17,7 @@ from cusearch_async.dashboard.healthy import healthy
 from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.metrics.files import seconds_per_step, steps_done
 from cusearch_async.metrics.table import PLACE
+from cusearch_async.run.identity import HOOKS
 from cusearch_async.training.checkpoint import NAME as CHECKPOINT
 from cusearch_async.training.recorder import recorded
 
@@ -30,7 +31,6 @@ MOST_OVER = 3
 """Alarms on the page that fire no more."""
 MOST_DEPTHS = 1000
 """Searches of an episode; a question with more is damaged."""
-HOOKS = ("alarms.command", "alarms.url")
 """Settings that may hold keys, which a page that may be sent must not."""
 SIDES = {"before": "the start", "after": "the end", "baseline": "the baseline"}
 """The scorings of a demo."""

@@ -29,6 +29,7 @@ from cusearch_async.errors import ConfigError, CusearchError, first_line
 from cusearch_async.http_server import has_token
 from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.run.folder import METRICS, SCORES, STARTS, read_marker
+from cusearch_async.run.trust import refuse_foreign, settings_in
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +42,10 @@ _WATCHED = (METRICS, SCORES, STARTS, "records", *(f"eval_{side}.json" for side i
 class Shown:
     """A run with a page."""
 
-    def __init__(self, folder: Path, config: Config | None) -> None:
-        """`config`: to look into its Redis; None where that is not wanted."""
-        self.folder, self.config = folder, config
+    def __init__(self, folder: Path, config: Config | None, trusts: bool = False) -> None:
+        """`config`: to look into its Redis; None where that is not wanted. `trusts`: code that a config in the folder
+        names may be imported."""
+        self.folder, self.config, self.trusts = folder, config, trusts
         self._kept: KeptRun | None = None
         self._reading = threading.Lock()
 
@@ -294,8 +296,10 @@ async def earlier_groups(request: web.Request) -> web.Response:
 
 async def of_records(request: web.Request, make: Callable[[Path, int], Json]) -> web.Response:
     try:
-        folder, number = of_address(request).folder, int(request.match_info["step"])
-        found = await asyncio.to_thread(make, folder, number)
+        run, number = of_address(request), int(request.match_info["step"])
+        if not run.trusts:  # a start may have come since the page was opened
+            await asyncio.to_thread(lambda: [*map(refuse_foreign, settings_in(run.folder))])
+        found = await asyncio.to_thread(make, run.folder, number)
     except ConfigError as error:
         return web.json_response({"error": first_line(error)}, status=404)
     return web.json_response(found)

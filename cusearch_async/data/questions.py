@@ -101,7 +101,7 @@ def first_question(config: Config, label: str) -> Question:
 
 def _own_questions(config: Config, label: str) -> list[Question]:
     """Those that an environment brings. Raises: ConfigError."""
-    kind = config.environment[label].kind
+    kind, needed = config.environment[label].kind, needs_answers(config, label)
     found = list(kind.questions() or ())
     if not found:
         raise ConfigError(f"environment.{label}: {config.environment[label].name} has no questions; set its source")
@@ -110,6 +110,9 @@ def _own_questions(config: Config, label: str) -> list[Question]:
         if not all(isinstance(text, str) for text in texts) or not isinstance(one.answers, tuple):
             about = f"{kind.__module__}:{kind.__qualname__}.questions()"
             raise ConfigError(f"{about} must give Questions with texts as id, text and answers, got {one!r:.200}")
+        if not one.answers and needed:
+            why = "which its reward, or the simulated engine, needs"
+            raise ConfigError(f"environment.{label}: its question {one.id!r:.80} has no gold answers, {why}")
     return found
 
 

@@ -48,9 +48,10 @@ async def evaluate(
     concurrency: int,
     rollout: int = 0,
     forget: Callable[[int], None] = lambda ticket: None,
+    first: int = 0,
 ) -> list[Trajectory]:
     """One episode per question, in their order; `temperature` 0 is greedy. Each `rollout` has separate random numbers.
-    `forget` is told the ticket of an episode that failed and is run again.
+    `forget` is told the ticket of an episode that failed and is run again. `first`: how many questions came before.
 
     Raises: ConfigError before the first episode when a question does not fit; EpisodeFailed for one that fails each
     time."""
@@ -69,7 +70,7 @@ async def evaluate(
         return trajectory
 
     async with asyncio.TaskGroup() as tasks:
-        episodes = [tasks.create_task(one(number, question)) for number, question in enumerate(questions)]
+        episodes = [tasks.create_task(one(number, question)) for number, question in enumerate(questions, first)]
     return [task.result() for task in episodes]
 
 
@@ -155,12 +156,12 @@ def _of_equal(share: float, count: int) -> list[float]:
 
 
 async def score_all(
-    runner: EpisodeRunner, questions: Sequence[Question], version: int, concurrency: int
+    runner: EpisodeRunner, questions: Sequence[Question], version: int, concurrency: int, first: int = 0
 ) -> list[Trajectory] | None:
     """A greedy episode per question by the loaded version; None when the episode of a question fails, because a
-    mean over the other questions cannot be compared."""
+    mean over the other questions cannot be compared. `first`: how many questions came before."""
     try:
-        return await evaluate(runner, questions, 0.0, concurrency)
+        return await evaluate(runner, questions, 0.0, concurrency, first=first)
     except* tuple(OF_ONE_EPISODE) as failed:
         log.warning("version %d is not scored: %s", version, failed.exceptions[0])
     return None

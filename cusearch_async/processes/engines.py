@@ -81,14 +81,18 @@ def open_runner(
             sockets.cleanup()
             give_back()
 
+        def make_runner(policy: Any) -> AgentRunner:
+            environments, arguments = config.environments(search), config.model.template_arguments
+            seed = config.run.seed
+            return AgentRunner(policy, environments, tokenizer, config.episode, seed, arguments, is_evaluator)
+
         with ending_at_once("vLLM was being loaded", end):
             from cusearch_async.rollout.engine import Engine  # noqa: PLC0415  (vLLM takes seconds to import)
 
+            make_runner(None)  # what it refuses is told before an engine is loaded
             engine = Engine.start(model, tokenizer, config, lock)
         try:
-            environments = config.environments(search)
-            arguments, seed = config.model.template_arguments, config.run.seed
-            yield engine, AgentRunner(engine, environments, tokenizer, config.episode, seed, arguments, is_evaluator)
+            yield engine, make_runner(engine)
         finally:
             engine.close()
 

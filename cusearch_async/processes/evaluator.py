@@ -123,8 +123,17 @@ class Evaluator:
             log.info("version %d: EM %.3f, depth %.2f", version, scores["all"]["em"], scores["all"]["depth"])
 
     async def _score(self, version: int) -> list[Trajectory] | None:
-        async with self._engine.active():
-            return await score_all(self._runner, self._questions, version, self._config.eval.at_once)
+        """A colocated learner gets the GPUs between two rounds: it waits for them no longer than run.stall_s."""
+        at_once, found = self._config.eval.at_once, list[Trajectory]()
+        size = at_once if self._config.run.colocate else len(self._questions)
+        for first in range(0, len(self._questions), size):
+            async with self._engine.active():
+                some = self._questions[first : first + size]
+                scored = await score_all(self._runner, some, version, at_once, first)
+            if scored is None:
+                return None
+            found += scored
+        return found
 
     async def load_due(self, state: RunState, is_finished: bool) -> int | None:
         """Load the version that is due for scoring; None when there is none, or it cannot be read now. `is_finished`:

@@ -72,7 +72,7 @@ _ASKER = '\nThe user is trying to answer the question: "{question}" whose answer
 
 def noise_probability(step: int, settings: ZeroSearchConfig, steps: int) -> float:
     """p(i) = p_s + (b^(i/m) - 1) / (b - 1) (p_e - p_s), and p_e from step m on (ZeroSearch, its curriculum)."""
-    progress = min(1.0, step / steps)
+    progress = min(1.0, step / steps) if steps else 1.0
     grown: float = (settings.base**progress - 1) / (settings.base - 1)
     return settings.p_start + grown * (settings.p_end - settings.p_start)
 

@@ -45,6 +45,9 @@ _LASTING = ("model.dtype", "learner.trained_layers", "learner.lora.", *_OF_A_TIC
 """Beginnings of the keys that a checkpoint, or the granted tickets, depend on."""
 NOT_SET = "not set"
 
+HOOKS = ("alarms.command", "alarms.url")
+"""Settings that may hold keys: their values are in no log and on no page."""
+
 _OF_A_COPY = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 """Keys of config.json that may differ between two copies of one model. The run's dtype is model.dtype."""
 
@@ -58,6 +61,8 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         """As a change of `other`."""
+        if self.key in HOOKS:
+            return f"{self.key} is another"
         return f"{self.key}: {self.other} -> {self.own}"
 
 

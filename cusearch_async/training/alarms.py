@@ -105,6 +105,9 @@ async def bounded(hook: Awaitable[None], name: str) -> None:
         await asyncio.wait_for(hook, HOOK_S)
     except TimeoutError:
         log.warning("the hook of alarm %s took more than %.0f s", name, HOOK_S)
+    except (aiohttp.ClientResponseError, aiohttp.InvalidURL) as error:  # their texts have the URL, which may be a key
+        answer = f"it answers {error.status}" if isinstance(error, aiohttp.ClientResponseError) else "it is no URL"
+        log.warning("the hook of alarm %s failed: alarms.url: %s", name, answer)
     except (OSError, aiohttp.ClientError, ChildProcessError, ValueError) as error:
         log.warning("the hook of alarm %s failed: %s", name, first_line(error))
 

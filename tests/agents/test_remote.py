@@ -15,10 +15,9 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from cusearch_async.agents import remote
-from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.agents.gateway import Gateway
 from cusearch_async.agents.remote import TASKS, Remote
-from cusearch_async.config import EnvironmentConfig, EpisodeConfig
+from cusearch_async.config import EnvironmentConfig, EpisodeConfig, load_config
 from cusearch_async.environments.task import Task
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from tests.agents.test_episodes import Scene, parser  # noqa: F401
@@ -324,11 +323,11 @@ async def test_a_program_may_ask_for_the_episodes_of_one_environment(monkeypatch
 
 
 def test_environments_with_several_addresses_are_refused():
-    scene, _ = scene_of("5")
-    other = EnvironmentConfig(name="agent", remote="http://127.0.0.1:1").make(scene.search)
-    environments = {**scene.runner._environments, "b": other}
-    with pytest.raises(ConfigError, match=r"environment.LABEL.remote must be the same for all, got http://"):
-        AgentRunner(scene.policy, environments, scene.tokenizer, scene.runner.settings, seed=0)
+    """Before anything is loaded: it was after vLLM."""
+    both = [word for label in "ab" for word in (f"--environment.{label}.name", "agent")]
+    both += ["--environment.a.remote", "http://127.0.0.1:1", "--environment.b.remote", "http://127.0.0.1:2"]
+    with pytest.raises(ConfigError, match=r"remote must be the same for all, got http://127.0.0.1:1, http"):
+        load_config(Path("atlas"), both)
 
 
 async def test_nothing_is_given_or_ended_without_the_token_and_the_key():

@@ -55,6 +55,13 @@ def test_one_environment_is_its_questions_in_the_order_of_their_visits(count, se
     assert [run.of(t) for t in range(100)] == [own[question_index(t, count, seed)] for t in range(100)]
 
 
+def test_environments_of_the_same_questions_ask_them_in_other_orders():
+    """Each step trained on half as many questions as it had groups."""
+    run = RunQuestions([(1, questions("a", 1000)), (1, questions("b", 1000))], 0)
+    asked = [run.of(ticket).id[1:] for ticket in range(64)]
+    assert len(set(asked)) > 55
+
+
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=4), st.integers(0, 2**20), SEED)
 def test_each_cycle_gives_every_environment_its_share(parts, first, seed):
     run = RunQuestions([(share, questions(str(i), count)) for i, (share, count) in enumerate(parts)], seed)

@@ -110,7 +110,7 @@ def test_runs_are_found_by_their_tags(make_run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("config.toml", GARBAGE, "config.toml cannot be read"),
+        ("config.toml", GARBAGE, "config.toml is not valid TOML"),
         ("config.toml", 'run = 5\nmethod = "x"', "finished"),
         ("run.json", GARBAGE, "run.json cannot be read"),
         ("metrics.jsonl", '{"step": 0, "epoch": 1}\n', "finished"),

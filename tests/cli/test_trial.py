@@ -297,13 +297,17 @@ ELSEWHERE = ("--environment.far.name", "agent", "--environment.far.remote", "htt
 
 @pytest.mark.parametrize("token", ["", "t"])
 def test_agents_elsewhere_need_a_token_and_others_do_not_need_theirs(atlas_config, monkeypatch, token):
-    """Without one the worker ended after it had loaded vLLM, and the other environment's episode was said to fail."""
+    """Without one, or with a model that is no chat model, the worker ended after it had loaded vLLM, and the other
+    environment's episode was said to fail."""
     monkeypatch.setenv("CUSEARCH_AGENTS_TOKEN", token)
     tried = found(atlas_config, *ELSEWHERE)
     assert tried["environment.search"][0] == "ok"
     status, text = tried["environment.far"]
-    said = "no made-up episode: its agents run elsewhere" if token else "environment.LABEL.remote needs a token: set"
-    assert (status, text.startswith(said)) == ("ok" if token else "error", True)
+    said = "an agent needs a chat model: " if token else "environment.LABEL.remote needs a token: set"
+    assert (status, text.startswith(said)) == ("error", True)
+    monkeypatch.setattr("cusearch_async.cli.preflight.trial.AgentRunner", lambda *_: None)
+    said = "no made-up episode: its agents run elsewhere"
+    assert found(atlas_config, *ELSEWHERE)["environment.far"][1].startswith(said)
 
 
 CALLED: list[dict] = []

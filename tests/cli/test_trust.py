@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
-from cusearch_async.cli.parts.arguments import CODE, code_in
+from cusearch_async.cli import dashboard
 from cusearch_async.config import Config, known_keys, load_config, section_of
 from cusearch_async.config.section import Section
+from cusearch_async.dashboard.server import application
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import record_start
+from cusearch_async.run.trust import CODE, code_in
 
 OWN = """
 open("was_here", "w").close()
@@ -82,6 +86,44 @@ def test_whatever_names_code_is_refused(foreign, cusearch, key):
     name_code(foreign, key)
     assert f"names code, {key} = 'theirs:" in cusearch("config", "config.toml")[0]
     assert not (foreign / "was_here").exists()
+
+
+@pytest.mark.parametrize("setting", ['name = "theirs:Env"', 'reward = "theirs:reward"', 'command = ["theirs:x"]'])
+def test_a_label_without_a_letter_hides_no_code(foreign, cusearch, setting):
+    """It was imported before the label was refused."""
+    for path in ("config.toml", "launch.toml", "starts/0001.toml"):
+        (foreign / path).write_text(f'run.name = "atlas"\n[environment.""]\n{setting}\n')
+    assert "names code, environment.." in cusearch("config", "config.toml")[0]
+    assert not (foreign / "was_here").exists()
+
+
+def test_a_start_that_comes_while_the_page_is_open_is_not_imported(foreign):
+    """The folder was looked at when the page began."""
+    shown = dashboard.shown(foreign, [])
+    name_code(foreign, "environment.search.reward")
+
+    async def ask(run):
+        server = TestServer(application({"theirs": run}))
+        async with TestClient(server) as client, client.get("/theirs/step/0") as answer:
+            return answer.status, (await answer.json())["error"]
+
+    status, error = asyncio.run(ask(shown))
+    assert status == 404
+    assert "names code, environment.search.reward = 'theirs:reward'" in error
+    assert "names code" not in asyncio.run(ask(dashboard.shown(foreign, [], trusts=True)))[1]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_secret_is_not_sent_to_the_address_of_another_users_config(foreign, cusearch, monkeypatch, is_own):
+    """Who looked at a run sent their password to the Redis that its config named."""
+    (foreign / "config.toml").write_text('run.name = "atlas"\n[redis]\nurl = "redis://127.0.0.1:1/0"\n')
+    monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "hunter2")
+    if not is_own:
+        monkeypatch.setattr("os.getuid", lambda: 12345)
+    said = cusearch("buckets", "config.toml", "--ledger")[0]
+    asked = "is another user's, and CUSEARCH_REDIS_PASSWORD would be sent to its redis.url 'redis://127.0.0.1:1/0'"
+    assert (asked in said) is not is_own
+    assert "hunter2" not in said
 
 
 def test_a_byte_order_mark_hides_no_code(foreign, cusearch):

@@ -127,6 +127,15 @@ def test_questions_of_ones_own_are_checked(config, given, monkeypatch):
             read(config)
 
 
+def test_questions_of_ones_own_have_the_answers_that_are_needed(config, monkeypatch):
+    """Their episodes had the reward of the format alone, or failed at each simulated search."""
+    monkeypatch.setattr(Given, "given", [Question(id="7", text="a", answers=(), category="c")])
+    assert first_question(config, "a").id == "7"
+    monkeypatch.setattr(Given, "needs_answers", True)
+    with pytest.raises(ConfigError, match=r"environment\.a: its question '7' has no gold answers, which its reward"):
+        first_question(config, "a")
+
+
 def test_questions_of_ones_own_may_come_one_by_one(config, monkeypatch):
     monkeypatch.setattr(Given, "given", (Question(id=n, text="a", answers=("b",), category="c") for n in "12"))
     assert first_question(config, "a").id == "1"

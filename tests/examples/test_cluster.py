@@ -250,7 +250,7 @@ def test_kubernetes_knows_every_field(name):
 def test_a_worker_of_kubernetes_gets_the_gpu_of_its_pod_and_ends_with_the_run(monkeypatch, tmp_path):
     yaml = pytest.importorskip("yaml")
     documents = list(yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text(encoding="utf-8")))
-    kinds = ["Service", "StatefulSet", "Service", "Deployment", "Service", "Job", "Job"]
+    kinds = ["Service", "StatefulSet", "Service", "Deployment", "Service", "NetworkPolicy", "Job", "Job"]
     assert [document["kind"] for document in documents] == kinds
     job = documents[-1]["spec"]
     pod = job["template"]["spec"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
@@ -98,6 +100,30 @@ async def test_one_that_is_stopped_while_it_scores_writes_no_row(scene, learner)
         await until(lambda: scene.prompts)
     assert scores(scene) == {}
     assert scene.events[-1] == CLOSED
+
+
+async def test_a_colocated_learner_has_its_turn_between_rounds(scene, learner):
+    """It waited for the whole evaluation, and ended after run.stall_s, again after each restart."""
+    run = scene.config.run.model_copy(update={"colocate": True})
+    held = scene.config.eval.model_copy(update={"at_once": 2})
+    config = scene.config.model_copy(update={"run": run, "eval": held})
+    taken, turns = [], []
+
+    class Shared:
+        @asynccontextmanager
+        async def active(self):
+            turns.append(len(taken))
+            yield
+
+    async def score(runner, questions, version, at_once, first):
+        taken.extend(range(first, first + len(questions)))
+        return list(questions)
+
+    own = scene.evaluator.Evaluator.__new__(scene.evaluator.Evaluator)
+    own._config, own._engine, own._runner, own._questions = config, Shared(), None, [*"abcde"]
+    with patch.object(scene.evaluator, "score_all", score):
+        assert await own._score(3) == [*"abcde"]
+    assert (taken, turns) == ([0, 1, 2, 3, 4], [0, 2, 4])
 
 
 async def test_it_ends_when_a_learner_changes_the_run(scene, learner):

@@ -132,6 +132,7 @@ async def test_each_query_of_a_request_gets_its_own_context():
 
 def test_noise_grows_from_p_start_to_p_end():
     settings = ZeroSearchConfig(p_start=0.1, p_end=0.7, base=4)
+    assert noise_probability(0, settings, 0) == settings.p_end, "a run without steps is scored, too"
     grown = [noise_probability(i, settings, 200) for i in range(0, 300, 10)]
     assert grown[0] == pytest.approx(0.1)
     assert grown[10] == pytest.approx(0.1 + (4**0.5 - 1) / 3 * 0.6), "the published formula, halfway"

@@ -15,6 +15,7 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, Fenced, NonFiniteUpdate, StoppedByAlarm
 from cusearch_async.files import append_row
 from cusearch_async.metrics.files import read_metrics
+from cusearch_async.run.identity import Difference
 from cusearch_async.training import alarms as module
 from cusearch_async.training import takeover
 from cusearch_async.training.alarms import AlarmWatch
@@ -66,6 +67,17 @@ async def test_an_alarm_is_posted_as_json(atlas_config, tmp_path, monkeypatch, b
         await found.finish()
     (one,) = got
     assert (one["name"], one["run"]) == ("stops_searching", str(tmp_path))
+
+
+@pytest.mark.parametrize("url", ["ANSWERS/SECRET", "http://:SECRET"])
+async def test_a_hooks_address_is_in_no_log(atlas_config, tmp_path, caplog, url):
+    """It may be a key, as that of a webhook is; no page shows it."""
+    async with TestServer(web.Application()) as server:
+        hook = url.replace("ANSWERS", str(server.make_url("")))
+        await module.bounded(module.post(hook, {}), "stops_searching")
+    assert "the hook of alarm stops_searching failed: alarms.url: " in caplog.text
+    assert "SECRET" not in caplog.text
+    assert "SECRET" not in str(Difference("alarms.url", hook, "'https://x/SECRET'"))
 
 
 async def test_what_a_new_learner_sets_aside_is_no_trouble(atlas_config, tmp_path):

@@ -1,36 +1,20 @@
-"""Arguments of several commands: the config, numbers, and whether a config may bring code.
-
-A config that a user names is the user's, one in the folder of a run may be somebody else's. Commands that only inspect
-a run import what such a config names, an environment or a transport, only with `--trust`: modules are searched in the
-current folder too."""
+"""Arguments of several commands: the config, numbers, and whether a config may bring code (`run.trust`)."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from cusearch_async.config import CONFIG_HELP, VllmConfig, flat, saved_in
-from cusearch_async.config.toml import read_toml
+from cusearch_async.config import CONFIG_HELP
 from cusearch_async.errors import ConfigError
-from cusearch_async.run.folder import MARKER, STARTS
+from cusearch_async.run.folder import MARKER
+from cusearch_async.run.trust import refuse_foreign, settings_in
 
 T = TypeVar("T")
-
-CODE = (
-    *("method.name", "environment.LABEL.name", "environment.LABEL.reward", "environment.LABEL.agent", "loss.objective"),
-    *("retriever.backend", "retriever.bm25.tokenizer", "redis.transport", "weights.transport"),
-    "run.trackers",
-)
-"""Settings that may be package.module:Name."""
-PROGRAMS = "environment.LABEL.command"
-"""A setting that is a command line."""
-ENGINE = "rollout.vllm."
-"""The section of vLLM's options: it imports what some of them name."""
 
 
 def add_config(parser: argparse.ArgumentParser, without: str = "", default: str = "", looks: bool = True) -> None:
@@ -86,32 +70,12 @@ finite = parsed(float, math.isfinite, "a number")
 
 
 def refuse_untrusted(arguments: argparse.Namespace) -> None:
-    """Raises: ConfigError when a command with `add_trust` would import code that a config in a run's folder names."""
+    """Raises: ConfigError when a command with `add_trust` would import code that a config in a run's folder names, or
+    send a secret to an address that another user's names."""
     if arguments.trust:
         return
     for path in _configs(arguments):
-        try:
-            settings = read_toml(path, "config")
-        except (FileNotFoundError, ConfigError):  # the command itself reports it
-            continue
-        for key, name in code_in(settings):
-            remedy = "add --trust to import it, if you know where the folder comes from"
-            raise ConfigError(f"{path} is in the folder of a run and names code, {key} = {name!r}; {remedy}")
-
-
-def code_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, package.module:Name) of all code that a config names, and (key, command line) of its programs; for vLLM's
-    options that are not ours every text may be a name. `settings` as read from TOML."""
-    code, programs = ([re.escape(setting).replace("LABEL", ".+") for setting in some] for some in (CODE, [PROGRAMS]))
-    for key, value in flat(settings):
-        names = value if isinstance(value, list) else [value]
-        if any(re.fullmatch(pattern, key, re.DOTALL) for pattern in code):
-            yield from ((key, name) for name in names if isinstance(name, str) and ":" in name)
-        if value and any(re.fullmatch(pattern, key, re.DOTALL) for pattern in programs):
-            yield key, " ".join(map(str, names))
-        option = key.removeprefix(ENGINE).partition(".")[0]
-        if key.startswith(ENGINE) and option not in VllmConfig.model_fields:
-            yield from ((key, name) for name in names if isinstance(name, str))
+        refuse_foreign(path)
 
 
 def _configs(arguments: argparse.Namespace) -> Iterator[Path]:
@@ -119,15 +83,9 @@ def _configs(arguments: argparse.Namespace) -> Iterator[Path]:
     given = getattr(arguments, "config", None) or []
     for path in [given] if isinstance(given, Path) else given:
         if path.is_dir():
-            yield from _settings_in(path)
+            yield from settings_in(path)
         places = *path.absolute().parents[:2], *path.resolve().parents  # a start's is in starts/; or a link leads there
         if any((place / MARKER).exists() for place in places):
             yield path
     if isinstance(getattr(arguments, "folder", None), Path):
-        yield from _settings_in(arguments.folder)
-
-
-def _settings_in(folder: Path) -> Iterator[Path]:
-    """Of a run: of the newest start, of the launch, and of every start."""
-    yield from saved_in(folder)
-    yield from sorted((folder / STARTS).glob("*.toml"))
+        yield from settings_in(arguments.folder)

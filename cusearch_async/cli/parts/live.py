@@ -20,7 +20,6 @@ from rich.text import Text
 
 from cusearch_async.alarms.firing import firing_of
 from cusearch_async.alarms.history import History, Limits
-from cusearch_async.cli.parts.arguments import code_in
 from cusearch_async.cli.parts.figure import draw
 from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.cli.parts.opening import is_closed
@@ -33,6 +32,7 @@ from cusearch_async.lifecycle.progress import log_waiting, next_line_s
 from cusearch_async.metrics.files import MetricsFile, seconds_per_step, steps_done
 from cusearch_async.run.folder import CURVES, METRICS, PAGE
 from cusearch_async.run.history import read_starts
+from cusearch_async.run.trust import code_in
 from cusearch_async.training.alarms import text_of
 from cusearch_async.training.checkpoint import Checkpoint, checkpoints_of
 from cusearch_async.transport.interface import Audit, Ledger, RunState

@@ -92,13 +92,15 @@ def _savings(config: Config) -> str:
     return f"{', '.join(others)} or {last}"
 
 
-def adapter(config: Config, shape: ModelShape) -> Finding:
+def adapter(config: Config, shape: ModelShape, on_gpu: bool = False) -> Finding:
     """What of the model is trained and published where learner.lora is set."""
     lora, layers = config.learner.lora, dict.fromkeys(name for name, *_ in shape.linear)
     unknown = [name for name in lora.names if name not in layers]
     if unknown:
         text = f"learner.lora.targets: {unknown[0]!r} is none of the layers {', '.join(layers)}"
         return Finding("error", "adapter", text)
+    if on_gpu and config.model.dtype == "float32":
+        return Finding("error", "adapter", "model.dtype must be bfloat16 on a GPU: vLLM's LoRA kernels have no float32")
     trained = sizing.adapter_parameters(shape, lora.rank, lora.names)
     megabytes = trained * sizing.DTYPE_BYTES[config.model.dtype] / 1e6
     text = (

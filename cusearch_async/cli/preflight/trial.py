@@ -13,7 +13,7 @@ from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.cli.preflight.calls import OneCall, misread
 from cusearch_async.cli.preflight.finding import Finding, Status
 from cusearch_async.cli.preflight.patience import OtherLoop
-from cusearch_async.config import Config, agents_token
+from cusearch_async.config import Config
 from cusearch_async.data.questions import first_question
 from cusearch_async.environments import AgentEnvironment, Episode
 from cusearch_async.errors import ConfigError, CusearchError, first_line
@@ -62,7 +62,7 @@ def trial(config: Config, tokenizer: Any) -> Iterator[Finding]:
             except ConfigError:
                 continue
             if getattr(settings, "remote", ""):
-                yield _elsewhere(config, label)
+                yield _elsewhere(config, label, tokenizer)
                 continue
             try:
                 tried = _Trial(config, tokenizer, question)
@@ -154,10 +154,11 @@ def refuse_failed_trial(config: Config, tokenizer: Any) -> None:
             raise ConfigError(f"{finding.what}: {finding.text}")
 
 
-def _elsewhere(config: Config, label: str) -> Finding:
-    what = f"environment.{label}"
+def _elsewhere(config: Config, label: str, tokenizer: Any) -> Finding:
+    what, arguments = f"environment.{label}", config.model.template_arguments
+    own = {label: config.environments(_FindsNothing())[label]}
     try:
-        agents_token()
+        AgentRunner(_Says(tokenizer, ""), own, tokenizer, config.episode, config.run.seed, arguments)
     except ConfigError as error:
         return Finding("error", what, first_line(error))
     return Finding("ok", what, f"no made-up episode: its agents run elsewhere{_share(config, label)}")

@@ -50,6 +50,7 @@ wait "${WORKERS[@]}"
 kill $RETRIEVER'
 WORKERS=$!
 
+# Nobody else may reach port 29500: torchrun unpickles what is there.
 # torchrun starts all ranks again when one fails; they continue from the newest checkpoint.
 on "$HEAD,${NODES[1]}" 2 "torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 --shutdown-timeout=3500 \
     --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$HEAD:29500 --no-python cusearch worker learner $SETTINGS"
