@@ -101,7 +101,7 @@ class ChatTokenizer:
         return {"a": ord("a")}
 
     def apply_chat_template(
-        self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+        self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool, **_: object
     ) -> str:
         assert not tokenize
         assert add_generation_prompt

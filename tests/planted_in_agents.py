@@ -26,7 +26,7 @@ AGENTS = {
         "other.content.strip() in [text.strip() for text in texts]",
         "other.content in texts",
     ),
-    "the form of the JSON changes history": (TOKENS, "(call.name, call.parsed)", "(call.name, call.arguments)"),
+    "the form of the JSON changes history": (TOKENS, "(call.name, call.as_object)", "(call.name, call.arguments)"),
     "an assistant's message of the program passes as the policy's": (
         TOKENS,
         'if any(message.role == "assistant" for message in messages[count:]):',

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
-from cusearch_async.rollout.prompting import Arguments, encode, is_chat
+from cusearch_async.rollout.prompting import Arguments, apply_template, encode, is_chat
 from cusearch_async.surrogates import without_surrogates
 
 Tools = Sequence[Mapping[str, Any]]
@@ -40,6 +40,11 @@ class ToolCall:
         except (ValueError, RecursionError):
             return self.arguments
 
+    @property
+    def as_object(self) -> Any:
+        """The arguments as an API that knows only objects shows them."""
+        return self.parsed if isinstance(self.parsed, dict) else {"arguments": self.parsed}
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -53,7 +58,7 @@ class Message:
     def says(self, other: Message) -> bool:
         """Whether both are one message, but for white space around it, the form of the JSON in tool calls, and thoughts
         that `other` has left out."""
-        mine, theirs = ([(call.name, call.parsed) for call in one.tool_calls] for one in (self, other))
+        mine, theirs = ([(call.name, call.as_object) for call in one.tool_calls] for one in (self, other))
         same = self.role == other.role and self.tool_call_id == other.tool_call_id and mine == theirs
         texts = self.content, self.content.rpartition(_END_OF_THOUGHTS)[2]
         return same and other.content.strip() in [text.strip() for text in texts]
@@ -188,13 +193,7 @@ class Conversation:
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools, prompts: bool = True) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=prompts,
-                **(self._arguments or {}),
-            )
+            text = apply_template(self._tokenizer, messages, self._arguments, prompts, tools)
         except Exception as error:  # a template may raise anything
             raise EpisodeFailed(f"the chat template cannot be used for this: {first_line(error)}") from error
         return without_surrogates(str(text))  # the policy may have written one as an escape in a call
@@ -227,7 +226,7 @@ def end_of_turn(tokenizer: Any, arguments: Arguments) -> str:
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
     try:
         last, followed = (
-            str(tokenizer.apply_chat_template([*messages, *more], tokenize=False, **(arguments or {})))
+            apply_template(tokenizer, [*messages, *more], arguments)
             for more in ([], [{"role": "user", "content": "?"}])
         )
     except Exception as error:  # a template may raise anything

@@ -122,10 +122,5 @@ def _ending(reply: TurnReply) -> dict[str, Any]:
 def _blocks(message: Message) -> list[dict[str, Any]]:
     text = [{"type": "text", "text": message.content}] if message.content or not message.tool_calls else []
     return text + [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in message.tool_calls
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": call.as_object} for call in message.tool_calls
     ]
-
-
-def _input(call: ToolCall) -> Any:
-    """An object, as clients expect it."""
-    return call.parsed if isinstance(call.parsed, dict) else {"arguments": call.parsed}

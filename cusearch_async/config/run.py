@@ -64,7 +64,8 @@ class ModelConfig(Section):
     dtype: Shared[Dtype] = "bfloat16"
     """Data type of the policy's weights and computation; the optimizer keeps float32 master weights."""
     chat_template: Shared[dict[str, bool | int | float | str]] = Field({})
-    """Arguments of the tokenizer's chat template, like {enable_thinking = false}."""
+    """Arguments of the tokenizer's chat template, like {enable_thinking = false}. One that prints a date has 26 July
+    2024."""
     uses_chat_template: Shared[bool] = True
     """Whether prompts are put into the tokenizer's chat template, if it has one."""
 

@@ -185,8 +185,9 @@ class Extensible(Section):
         except ValidationError as error:
             raise PydanticCustomError("own_settings", "wrong settings", {"problems": error.errors()}) from error
         for name in kind.model_fields:
-            if (value := getattr(found, name)) != getattr(again, name):
-                lost = f"is {value!r:.100}, and would be {getattr(again, name)!r:.100} in a saved config"
+            value, saved = getattr(found, name), getattr(again, name)
+            if value != saved and (value == value or saved == saved):  # noqa: PLR0124  (NaN is the same NaN)
+                lost = f"is {value!r:.100}, and would be {saved!r:.100} in a saved config"
                 raise ConfigError(f"{kind.__module__}:{kind.__qualname__}.{name} {lost}; give it a type that TOML has")
         return found
 

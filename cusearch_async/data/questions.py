@@ -106,8 +106,8 @@ def _own_questions(config: Config, label: str) -> list[Question]:
     if not found:
         raise ConfigError(f"environment.{label}: {config.environment[label].name} has no questions; set its source")
     for one in found:
-        texts = (one.id, one.text, *one.answers) if isinstance(one, Question) else (None,)
-        if not all(isinstance(text, str) for text in texts) or not isinstance(one.answers, tuple):
+        is_whole = isinstance(one, Question) and isinstance(one.answers, tuple)
+        if not (is_whole and all(isinstance(text, str) for text in (one.id, one.text, *one.answers))):
             about = f"{kind.__module__}:{kind.__qualname__}.questions()"
             raise ConfigError(f"{about} must give Questions with texts as id, text and answers, got {one!r:.200}")
         if not one.answers and needed:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -46,6 +47,9 @@ class _OneByOne(nn.Module):
 def divide(module: nn.Module, settings: dict[str, Any]) -> None:
     """Divide the parameters among the ranks (ZeRO-3) one by one, so that no rank ever holds a whole model."""
     deepspeed.zero.Init(module=_OneByOne(module), config_dict_or_path=settings)
+    device = get_accelerator().current_device_name()
+    for buffer in module.buffers():  # DeepSpeed moves none of a divided module
+        buffer.data = buffer.data.to(device)
 
 
 def divided_forward(module: nn.Module, learner: LearnerConfig, dtype: str) -> Callable[..., Any]:

@@ -19,9 +19,9 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 LEAVE_S = 60.0
+"""Seconds that the other ranks have to end after the learner has finished."""
 ENDING_S = 30.0
 """Where another rank has failed, seconds in which rank 0 may end by itself, and tell of it; it may wait without end."""
-"""Seconds that the other ranks have to end after the learner has finished."""
 _PR_SET_PDEATHSIG = 1
 
 ENTRY = "cusearch_async.cli.main"

@@ -27,7 +27,7 @@ from cusearch_async.files import try_lock
 from cusearch_async.lifecycle.cuda import has_card, visible_names, visible_said
 
 Gpus = tuple[str, ...]
-"""GPUs by their number among those that this process sees; with `--gpu` also by UUID."""
+"""GPUs by their number among those that this process sees; with `--gpu` also as CUDA_VISIBLE_DEVICES names them."""
 
 Role = Literal["worker", "learner", "evaluator"]
 
@@ -304,9 +304,10 @@ def _names(gpus: Sequence[int]) -> Gpus:
 def _seen(key: str, gpus: Gpus) -> Gpus:
     """`gpus`, which `key` names. Without a driver any number is allowed: `require_gpus` says what CUDA finds.
 
-    Raises: ConfigError for a number that no GPU of this process has."""
+    Raises: ConfigError for a number or name that no GPU of this process has."""
     there = list_gpus()
-    missing = [gpu for gpu in gpus if has_card() and gpu.isdecimal() and gpu not in there]
+    names = cuda_names()  # a UUID only where CUDA names it: else its lock is not that of its number
+    missing = [gpu for gpu in gpus if has_card() and gpu not in (there if gpu.isdecimal() else names)]
     if missing:
         raise ConfigError(
             f"{key} names GPU {', '.join(missing)}, but this process sees {len(there) or 'none'}{visible_said()}; "

@@ -133,6 +133,7 @@ class Evaluator:
             if scored is None:
                 return None
             found += scored
+            await asyncio.sleep(0)  # the engine gives the GPUs back only when the event loop runs
         return found
 
     async def load_due(self, state: RunState, is_finished: bool) -> int | None:

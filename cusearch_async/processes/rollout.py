@@ -10,6 +10,7 @@ from collections.abc import Collection
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.environments import NoSearch
+from cusearch_async.errors import BufferUnavailable
 from cusearch_async.lifecycle.gpu_share import gpu_lock
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import ending_at_once, later, stop_on_signals
@@ -34,7 +35,13 @@ async def run(config: Config, name: str, cores: Collection[int]) -> bool:
     another process, keeps to its cores; this one then takes any of `cores`, so that episodes do not wait for
     decoding."""
     stop = stop_on_signals()
-    is_finished = await _run_until(stop, config, name, cores)
+    try:
+        is_finished = await _run_until(stop, config, name, cores)
+    except BufferUnavailable as error:
+        if not stop.is_set():
+            raise
+        log.info("stopped while Redis was away, so its tickets are given out again when their leases end (%s)", error)
+        return False
     if is_finished:
         log.info(FINISHED, config.run.name)
     else:

@@ -31,6 +31,7 @@ def rank_of_learner(config: Config, gpu: Gpus = ()) -> Iterator[None]:
     with other_ranks(ENTRY, config.learner.ranks) as rank:
         here = config.learner.ranks_per_node
         local = int(os.environ.get("LOCAL_RANK", rank % here))  # a launcher may deal ranks out to nodes in turn
+        os.environ.setdefault("LOCAL_RANK", str(local))  # DeepSpeed takes this GPU
         configure_process(share_of(config.learner.cores, local, here), gpus, count_sharers(config, here))
         # Batches of many shapes fragment a GPU's memory. Not for vLLM's processes, whose sleep mode refuses it.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

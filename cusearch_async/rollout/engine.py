@@ -205,13 +205,14 @@ class Engine:
         return turn.up_to(tokens_to_first(stops, turn.token_ids, self._tokenizer))
 
     def _stopping_at(self, stops: tuple[str, ...]) -> dict[str, Any]:
-        """vLLM's settings to end a turn: stop tokens if all of `stops` are single tokens, else stop texts, also in
-        special tokens."""
+        """vLLM's settings to end a turn: stop tokens if all of `stops` are added tokens, else stop texts, also in
+        special tokens. Other single tokens are a part of longer ones, too."""
         if stops not in self._stop_settings:
+            added = set(self._tokenizer.get_added_vocab().values())
             pieces = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in stops]
             self._stop_settings[stops] = (
                 {"stop_token_ids": [piece[0] for piece in pieces], "detokenize": False}
-                if all(len(piece) == 1 for piece in pieces)
+                if all(len(piece) == 1 and piece[0] in added for piece in pieces)
                 else {
                     "stop": list(stops),
                     "include_stop_str_in_output": True,
@@ -262,8 +263,10 @@ class Engine:
         file = version.directory / version.manifest.file
         try:
             await self._llm.collective_rpc("stage_weights", kwargs={"file": str(file)})
-            while not all(await self._llm.collective_rpc("is_staged")):
+            while not all(answers := await self._llm.collective_rpc("is_staged")):
                 await asyncio.sleep(STAGED_POLL_S)
+            if failed := [answer for answer in answers if isinstance(answer, str)]:
+                raise RuntimeError(failed[0])
         except EngineDeadError:
             raise
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ _PRINTED = re.compile(r"""["']type["']: ?["']text["']""")
 """Parts as Python or JSON prints them: a template that wants text was given them."""
 Arguments = Mapping[str, Any] | None
 """Of the tokenizer's chat template; None where it is not to be used."""
+_DAY = datetime.date(2024, 7, 26)
+"""The date that Llama's template has where it is given none."""
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -47,6 +50,19 @@ def first_ids(tokenizer: Any) -> tuple[int, ...]:
     return tuple(whole[: next(starts, 0)])
 
 
+def apply_template(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    arguments: Arguments,
+    prompts: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The chat template's text, and if it `prompts` with the beginning of the answer. A template that prints the date
+    has one and the same: a question's prompt would be another one after midnight. Raises: what the template raises."""
+    given = {"strftime_now": _DAY.strftime} | dict(arguments or {}) | ({"tools": list(tools)} if tools else {})
+    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompts, **given))
+
+
 def is_chat(tokenizer: Any, arguments: Arguments) -> bool:
     return arguments is not None and bool(getattr(tokenizer, "chat_template", None))
 
@@ -60,15 +76,13 @@ def render(tokenizer: Any, content: str, arguments: Arguments, prompts: bool = T
     dropped = failure = ""
     for shape in (content, [{"type": "text", "text": content}]):
         try:
-            text = tokenizer.apply_chat_template(
-                [{"role": "user", "content": shape}], tokenize=False, add_generation_prompt=prompts, **(arguments or {})
-            )
+            text = apply_template(tokenizer, [{"role": "user", "content": shape}], arguments, prompts)
         except Exception as error:  # a template may raise anything
             failure = f"cannot be used: {first_line(error)}"
             continue
         is_held = content.strip() in text or _letters(content) in _letters(text)
         if is_held and (shape == content or not _PRINTED.search(text)):
-            return str(text)
+            return text
         dropped = f"drops the question, or a part of the prompt: it makes {text!r:.200} of {content!r:.200}"
     raise EpisodeFailed(f"the chat template of {path!r} {dropped or failure}; correct it in the tokenizer's files")
 

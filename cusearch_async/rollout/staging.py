@@ -50,12 +50,13 @@ class StagesWeights:
         else:
             self.staged = LOADER.submit(read_tensors, file, self.device)
 
-    def is_staged(self) -> bool:
-        """Raises: what reading has failed with. The model has not changed."""
+    def is_staged(self) -> bool | str:
+        """What reading has failed with, in words: the model has not changed. If it raised, vLLM would leave the other
+        ranks' answers where it looks for those of its next call."""
         if not self.staged.done():
             return False
-        self.staged.result()
-        return True
+        error = self.staged.exception()
+        return True if error is None else f"{type(error).__name__}: {error}"
 
     def take_staged(self) -> None:
         """The model has the new weights from now on."""

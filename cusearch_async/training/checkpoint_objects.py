@@ -22,7 +22,7 @@ from cusearch_async.learner.interface import STATE_FILE, is_sealed
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.objects import Objects
 from cusearch_async.run import folder as run_folder
-from cusearch_async.run.folder import MARKER, METRICS, SCORES, STARTS, TRACKED_AS, Marker
+from cusearch_async.run.folder import MARKER, METRICS, SCORES, STARTS, TRACKED, TRACKED_AS, Marker
 from cusearch_async.training.checkpoint import NAME, Checkpoints, checkpoints_of, damage_of
 
 log = logging.getLogger(__name__)
@@ -84,11 +84,11 @@ class CheckpointObjects:
         )
 
     async def _restore_history(self, paths: Sequence[str]) -> None:
-        missing = {path for path in _starts_in(paths) if not (self._folder / path).exists()}
-        counting = {path for path in missing if path.endswith(".json")}
+        missing = {path for path in (*_starts_in(paths), *_tracked_in(paths)) if not (self._folder / path).exists()}
+        counting = {path for path in missing & {*_starts_in(paths)} if path.endswith(".json")}
         (self._folder / STARTS).mkdir(exist_ok=True)
-        (self._folder / TRACKED_AS).parent.mkdir(exist_ok=True)
-        for path in sorted(missing - counting | {METRICS, SCORES, TRACKED_AS} & set(paths)):
+        (self._folder / TRACKED).mkdir(exist_ok=True)
+        for path in sorted(missing - counting | {METRICS, SCORES} & set(paths)):
             await self._restore_file(path)
         for path in sorted(counting):  # a start counts when all of it and its curves are here
             await self._restore_file(path)
@@ -151,7 +151,8 @@ class CheckpointObjects:
     def keep_history(self) -> None:
         """Put there what has changed of it. Raises: WriteFailed."""
         starts = (f"{STARTS}/{file.name}" for file in (self._folder / STARTS).glob("*.*"))
-        self._keep_changed(MARKER, METRICS, SCORES, TRACKED_AS, *starts)
+        tracked = (f"{TRACKED}/{file.name}" for file in (self._folder / TRACKED).glob("*.json"))
+        self._keep_changed(MARKER, METRICS, SCORES, TRACKED_AS, *tracked, *starts)
 
     def keep_stop(self, epoch: int) -> None:
         """How the learner of `epoch` has ended, where its start is. The curves may be a later learner's by now. Raises:
@@ -178,7 +179,7 @@ class CheckpointObjects:
         checkpoints = [
             f"{CHECKPOINTS}/{name}/{file}" for name, files in _checkpoints_in(paths).items() for file in files
         ]
-        return [*sorted({METRICS, SCORES, MARKER, TRACKED_AS} & set(paths)), *_starts_in(paths), *checkpoints]
+        return [*sorted({METRICS, SCORES, MARKER} & set(paths) | _tracked_in(paths)), *_starts_in(paths), *checkpoints]
 
     def forget(self) -> None:
         """Remove all of it, the marker last. Raises: ObjectsUnavailable; ConfigError; WriteFailed."""
@@ -232,6 +233,11 @@ def _checkpoints_in(paths: Sequence[str]) -> dict[str, list[str]]:
         if folder == CHECKPOINTS and len(parts) > 1 and NAME.fullmatch(parts[0]) and ".." not in parts:
             found[parts[0]].append("/".join(parts[1:]))
     return found
+
+
+def _tracked_in(paths: Sequence[str]) -> set[str]:
+    """How trackers name the run, and how far each is."""
+    return {path for path in paths if PurePosixPath(path).parent == PurePosixPath(TRACKED)}
 
 
 def _starts_in(paths: Sequence[str]) -> list[str]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from cusearch_async.agents.conversation import special_tokens
 from cusearch_async.agents.episode import AgentRunner
 from cusearch_async.config import Config
 from cusearch_async.data.columns import read_literal
@@ -121,6 +120,7 @@ class _Rollout:
         }
         chat, seed = config.model.template_arguments, config.run.seed
         self._runner = AgentRunner(self._policy, self._here, tokenizer, config.episode, seed, chat)
+        self._policy.end_of_turn = self._runner.chat.end
         self._loop = asyncio.Runner()
         """One for all: clients of agents keep their connections."""
 
@@ -268,6 +268,8 @@ class _WrittenPolicy:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self.end_of_turn = ""
+        """Of the chat template, where that is not the end of text."""
 
     def begin(self, turns: Sequence[str]) -> None:
         self._turns, self._written = list(turns), 0
@@ -279,15 +281,16 @@ class _WrittenPolicy:
             raise EpisodeFailed(f"it has {self._written} turns, and the episode has not ended with the last of them")
         text = self._turns[self._written]
         self._written += 1
-        end = min((text.index(stop) + len(stop) for stop in stops if stop in text), default=None)
+        eos = self._tokenizer.eos_token
+        ends = [stop for stop in (*stops, eos) if stop and stop in text]  # an engine ends a turn at eos, too
+        end = min((text.index(stop) + len(stop) for stop in ends), default=None)
         if end is not None and end < len(text):
             raise EpisodeFailed(f"turn {self._written} continues after its end, with {text[end:]!r:.200}")
         ids = encode(self._tokenizer, text)
         if self._tokenizer.decode(ids, skip_special_tokens=False) != text:
             raise EpisodeFailed(f"turn {self._written} is another text after tokenising: {text!r:.200}")
         if end is None:
-            special = (stop for stop in stops if stop in special_tokens(self._tokenizer))
-            ids = [*ids, *encode(self._tokenizer, next(special, self._tokenizer.eos_token))]
+            ids = [*ids, *encode(self._tokenizer, self.end_of_turn if self.end_of_turn in stops else eos)]
         if len(ids) > max_tokens:
             raise EpisodeFailed(
                 f"turn {self._written} has {len(ids)} tokens, more than episode.max_turn_tokens ({max_tokens})"

@@ -225,3 +225,12 @@ def test_a_stream_of_messages_says_what_the_answer_says(turns):
                 whole |= event["delta"]
                 whole["usage"] |= event["usage"]
         assert whole == messages.answer(reply)
+
+
+@pytest.mark.parametrize("arguments", ['"Pinsk"', "[1]", "no JSON", '{"query": "Pinsk"}'])
+def test_a_call_that_messages_has_shown_is_known_again(arguments):
+    """One whose arguments are no object began a new row: the policy's turn was foreign text."""
+    turn = Message("assistant", "", (ToolCall("c", "search", arguments),))
+    shown = messages.answer(TurnReply(0, turn, "tool_calls", 1, 1))
+    (back,) = messages._messages({"role": "assistant", "content": shown["content"]}, "m")
+    assert turn.says(back)

@@ -305,6 +305,7 @@ def test_agents_elsewhere_need_a_token_and_others_do_not_need_theirs(atlas_confi
     status, text = tried["environment.far"]
     said = "an agent needs a chat model: " if token else "environment.LABEL.remote needs a token: set"
     assert (status, text.startswith(said)) == ("error", True)
+    assert found(atlas_config, *ELSEWHERE, "--environment.b.name", "agent")["environment.far"][0] == "error"
     monkeypatch.setattr("cusearch_async.cli.preflight.trial.AgentRunner", lambda *_: None)
     said = "no made-up episode: its agents run elsewhere"
     assert found(atlas_config, *ELSEWHERE)["environment.far"][1].startswith(said)

@@ -116,6 +116,7 @@ def config(tmp_path):
         [Question(id=7, text="a", answers=("b",), category="c")],
         [Question(id="7", text="a", answers=(5,), category="c")],
         [Question(id="7", text="a", answers="Lima", category="c")],
+        [Question(id="7", text="a", answers=None, category="c")],
         ["a question"],
     ],
 )

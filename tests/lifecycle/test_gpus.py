@@ -259,6 +259,9 @@ def test_too_few_for_the_ranks_or_an_engine_are_an_error(config_of, cards):
         take_for_learner(config_of("--learner.ranks", "2"))
     with pytest.raises(ConfigError, match=r"no group of 2 GPUs .* of rollout\.gpus is free: there are 1 \(0\)"):
         take_for_worker(config_of(*PAIRS))
+    with pytest.raises(ConfigError, match=r"--gpu names GPU GPU-1a, but this process sees 1 "):
+        take_for_worker(config_of(), ("GPU-1a",))  # GPU 0 by another name: it was taken twice
+    cards("GPU-1a")
     with pytest.raises(ConfigError, match=r"no group of 2 GPUs .* there are 1 \(GPU-1a\)"):
         take_for_worker(config_of(*PAIRS), ("GPU-1a",))
 

@@ -179,6 +179,13 @@ def test_a_rank_has_its_part_of_the_cores_of_its_node_however_ranks_were_dealt_o
     assert cores_of(monkeypatch, "learner", config) == [1, 3]
 
 
+def test_a_rank_whose_launcher_says_no_local_rank_has_a_gpu_of_its_own(environment, monkeypatch):
+    """All ranks of a node took the first."""
+    environment.update({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
+    cores_of(monkeypatch, "learner", config_of(learner={"ranks": 4, "nodes": 2}))
+    assert environment["LOCAL_RANK"] == "1"
+
+
 @pytest.mark.parametrize(("index", "cores"), [(None, [0, 1, 2, 3]), ("1", [1])])
 def test_a_worker_that_launch_started_has_its_part_of_the_cores_one_by_hand_all(environment, monkeypatch, index, cores):
     if index is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 
 from cusearch_async.errors import ContractMismatch, LearnerUnreachable, WeightsUnavailable
+from cusearch_async.lifecycle.gpu_share import GpuShare
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.run.identity import Identity
@@ -107,23 +107,29 @@ async def test_a_colocated_learner_has_its_turn_between_rounds(scene, learner):
     run = scene.config.run.model_copy(update={"colocate": True})
     held = scene.config.eval.model_copy(update={"at_once": 2})
     config = scene.config.model_copy(update={"run": run, "eval": held})
-    taken, turns = [], []
+    turns = []
 
-    class Shared:
-        @asynccontextmanager
-        async def active(self):
-            turns.append(len(taken))
-            yield
+    class Lock:
+        async def take(self):
+            turns.append("take")
+
+        def release(self):
+            turns.append("release")
+
+    async def nothing():
+        pass
+
+    share = GpuShare(Lock(), nothing, nothing)
 
     async def score(runner, questions, version, at_once, first):
-        taken.extend(range(first, first + len(questions)))
+        turns.append(first)
         return list(questions)
 
     own = scene.evaluator.Evaluator.__new__(scene.evaluator.Evaluator)
-    own._config, own._engine, own._runner, own._questions = config, Shared(), None, [*"abcde"]
+    own._config, own._engine, own._runner, own._questions = config, share, None, [*"abcde"]
     with patch.object(scene.evaluator, "score_all", score):
         assert await own._score(3) == [*"abcde"]
-    assert (taken, turns) == ([0, 1, 2, 3, 4], [0, 2, 4])
+    assert turns[:7] == [0, "release", "take", 2, "release", "take", 4]
 
 
 async def test_it_ends_when_a_learner_changes_the_run(scene, learner):

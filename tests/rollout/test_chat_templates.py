@@ -12,7 +12,14 @@ from cusearch_async.config import EpisodeConfig
 from cusearch_async.environments import NoSearch, Quoted
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.rollout.episode import EpisodeRunner
-from cusearch_async.rollout.prompting import build_prompt, check_lengths, check_template, generation_prompt
+from cusearch_async.rollout.prompting import (
+    NO_ARGUMENTS,
+    apply_template,
+    build_prompt,
+    check_lengths,
+    check_template,
+    generation_prompt,
+)
 from cusearch_async.types import Question
 from tests.fakes import STARTER, FakeSearch, ScriptedPolicy, searching
 
@@ -168,3 +175,10 @@ def test_the_generation_prompt_is_what_follows_the_question():
     assert generation_prompt(tokenizer_with(THINKS), {}) == "<a>\n<think>\n"
     assert generation_prompt(tokenizer_with("{{ messages[0].content | upper }}<a>"), {}) == "<a>"
     assert generation_prompt(tokenizer_with(None), {}) == ""
+
+
+def test_a_template_that_prints_the_date_makes_one_prompt_on_every_day(monkeypatch):
+    """Recorded trajectories were "of another template" the next day, and siblings differed over midnight."""
+    tokenizer = AutoTokenizer.from_pretrained(STARTER)
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}\n{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert apply_template(tokenizer, [{"role": "user", "content": "Who?"}], NO_ARGUMENTS) == "26 Jul 2024\nWho?"

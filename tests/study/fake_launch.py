@@ -41,14 +41,14 @@ def leave(words: list[str], settings: dict[str, str], folder: Path, how: str) ->
     attempt = len(began.read_text().splitlines())
     if how == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "slow":
+        signal.signal(signal.SIGTERM, lambda *_: print("told to stop", flush=True) or time.sleep(1.5) or sys.exit(1))
     print(f"attempt {attempt}", flush=True)
     if how == "fail" and settings["--method.name"] == "sdga_phase":
         print("cusearch: the engine died\n")
         sys.exit(1)
     if how == "refuse":
         sys.exit("cusearch: a.b: unknown key\n  c.d: unknown key")
-    if how == "slow":
-        signal.signal(signal.SIGTERM, lambda *_: print("told to stop", flush=True) or time.sleep(1.5) or sys.exit(1))
     while how in ("hang", "slow") and attempt == 1:
         time.sleep(0.05)
     steps, every = int(settings["--run.steps"]), int(settings["--eval.every"])

@@ -115,9 +115,11 @@ def test_a_run_that_is_continued_elsewhere_is_the_same_one_for_a_tracker(host, o
     first = here.start(1)
     (here.folder / "tracked").mkdir()
     known = _id_of(here.folder)
+    (here.folder / "tracked" / "wandb.json").write_text('{"steps": 2}')
     save(first, 2)
     there.restore()
     assert _id_of(there.folder) == known
+    assert (there.folder / "tracked" / "wandb.json").read_text() == '{"steps": 2}', "what it has is not sent again"
 
 
 def test_the_first_machine_continues_where_the_second_ended(host, objects):

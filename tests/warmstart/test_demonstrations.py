@@ -138,6 +138,18 @@ def test_what_an_agent_could_not_have_made_is_left_out_with_its_row(tmp_path, ag
     assert "line 2" in said
 
 
+@pytest.mark.parametrize("written_end", ["", "<|endoftext|>"])
+def test_a_written_turn_of_an_agent_ends_as_the_policys_own(tmp_path, agent, monkeypatch, written_end):
+    """With the end of text where that is the template's, and not with another end that generation_config.json has."""
+    chat = chat_tokenizer()
+    chat.add_special_tokens({"additional_special_tokens": ["<|other|>"]})
+    monkeypatch.setattr(agent_episode, "further_ends", lambda tokenizer: ("<|other|>",))
+    turns = [turn + written_end.replace("<|endoftext|>", chat.eos_token) for turn in OF_AGENT["turns"]]
+    [found] = read_demonstrations(written(tmp_path, OF_AGENT | {"turns": turns}), chat, agent).trajectories
+    said = chat.decode(found.token_ids[found.sampled].tolist())
+    assert said == "".join(turn + chat.eos_token for turn in OF_AGENT["turns"])
+
+
 def test_agents_elsewhere_cannot_be_asked(tmp_path):
     elsewhere = of_agent("--environment.search.remote", "http://127.0.0.1:9000")
     with pytest.raises(ConfigError, match=r"the agents of environment.search run elsewhere; export one of their"):

@@ -35,7 +35,7 @@ def add_run_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    text = "import the code that a config in the folder of a run names, if it does"
+    text = "import the code that a config in a run's folder names, and send secrets to addresses in another user's"
     parser.add_argument("--trust", action="store_true", help=text)
 
 

@@ -13,7 +13,7 @@ from cusearch_async.agents.parsing import Parsed, Parser, parser_of
 from cusearch_async.agents.turns import ChatPolicy
 from cusearch_async.environments.agent import AgentSettings
 from cusearch_async.errors import first_line
-from cusearch_async.rollout.prompting import encode
+from cusearch_async.rollout.prompting import apply_template, encode
 
 
 @dataclass(slots=True)
@@ -75,11 +75,7 @@ def _written(call: OneCall, identity: str, chat: ChatPolicy) -> tuple[str, str]:
     turn = Message("assistant", "", (ToolCall(identity, call.name, call.arguments),))
     messages = [Message("user", "?").for_template(), turn.for_template()]
     asked, whole = (
-        str(
-            chat.tokenizer.apply_chat_template(
-                some, tools=list(call.tools), tokenize=False, add_generation_prompt=prompts, **(chat.arguments or {})
-            )
-        )
+        apply_template(chat.tokenizer, some, chat.arguments, prompts, call.tools)
         for some, prompts in ((messages[:1], True), (messages, False))
     )
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(asked, whole, strict=False))

@@ -174,7 +174,7 @@ def host_bytes(shape: ModelShape, config: Config) -> tuple[int, int, int]:
     elements = ranks * (share if stage == 3 else shape.parameters)
     held = ranks * memory.host
     if config.run.colocate:
-        held += ranks * memory.held + config.rollout.workers * shape.parameters * DTYPE_BYTES[dtype]
+        held += ranks * memory.held + engines(config) * shape.parameters * DTYPE_BYTES[dtype]
     collected = version_bytes(shape, config) if stage == 3 else 0  # a version is published at the same time
     return copies * DTYPE_BYTES[dtype] * elements, held, held + copied_bytes(shape, config) + collected
 

@@ -156,8 +156,8 @@ def refuse_failed_trial(config: Config, tokenizer: Any) -> None:
 
 def _elsewhere(config: Config, label: str, tokenizer: Any) -> Finding:
     what, arguments = f"environment.{label}", config.model.template_arguments
-    own = {label: config.environments(_FindsNothing())[label]}
     try:
+        own = {label: config.environment[label].make(_FindsNothing())}
         AgentRunner(_Says(tokenizer, ""), own, tokenizer, config.episode, config.run.seed, arguments)
     except ConfigError as error:
         return Finding("error", what, first_line(error))
