@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -26,5 +27,6 @@ def make(plan: Plan, folder: Path, told: list[tuple[str, str]]) -> Tables:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
     running.start_child, running._LEAVE_S = fake_child, float(os.environ.get("LEAVE_S", "600"))
     make(read_plan(Path(sys.argv[1])), Path(sys.argv[2]), [])

@@ -315,5 +315,5 @@ def test_what_methods_would_train_on_is_compared_with_the_reward_gradient(run: R
     for rule in ("raw", "zero", "pool"):
         assert len(some["by_singleton"][rule]["values"]) == 2 * 3
         assert all(-1 <= value <= 1 for value in some["by_singleton"][rule]["values"])
-        assert len(some["by_singleton"][rule]["errors"]) == 2
+        assert [len(one) for one in some["by_singleton"][rule]["without"]] == [3, 3]
     assert any(whole["by_singleton"]["raw"]["values"])
