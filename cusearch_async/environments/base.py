@@ -191,9 +191,10 @@ class Environment:
             with _failing(name, "; make it async if it must not be called in a thread"):
                 return reward(episode, score)
 
-        given = called() if inspect.iscoroutinefunction(reward) else await in_daemon_thread(called)
-        with _ending_one_episode(name), _failing(name):
-            number = float(await given if inspect.isawaitable(given) else given)
+        with _ending_one_episode(name):
+            given = called() if inspect.iscoroutinefunction(reward) else await in_daemon_thread(called)
+            with _failing(name):
+                number = float(await given if inspect.isawaitable(given) else given)
         if not math.isfinite(number):
             raise EpisodeFailed(f"{name} must give a finite number, got {number}")
         return replace(score, reward=number)

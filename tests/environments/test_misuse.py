@@ -23,10 +23,16 @@ async def cancels_itself(episode, score):
     await task
 
 
-async def test_a_reward_that_cancels_itself_fails_its_episode():
+def is_cancelled(episode, score):
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("reward", [cancels_itself, is_cancelled])
+async def test_a_reward_that_cancels_itself_fails_its_episode(reward):
     """As with a judge's cached task: no attempt counted, and the ticket was granted again and again without a word."""
-    with pytest.raises(EpisodeFailed, match=r"^the reward tests.*:cancels_itself failed: CancelledError: it has canc"):
-        await roll_out(["end"], echo(cancels_itself))
+    said = rf"^the reward tests.*:{reward.__name__} failed: CancelledError: it has cancelled itself$"
+    with pytest.raises(EpisodeFailed, match=said):
+        await roll_out(["end"], echo(reward))
 
 
 def of_step(step):
