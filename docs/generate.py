@@ -20,7 +20,6 @@ from tests.system.model_kinds import KINDS
 
 DOCS = Path(__file__).parent
 MARKER = "<!-- What follows is written by `make docs`. -->\n\n"
-TRUST = "--trust"
 SEVERAL = 2
 """An argument of so many commands is explained once."""
 
@@ -31,7 +30,7 @@ def commands() -> str:
     counts = Counter(_line(action) for inner in _descendants(parser) for action in _shown(inner))
     common = [line for line, count in counts.items() if count >= SEVERAL]
     pages = [line for name, text, inner in _inner(parser) for line in _command(name, text, inner, common)]
-    return "\n".join([f"Arguments of several; those that only look at a run take `{TRUST}`:\n", *common, "", *pages])
+    return "\n".join(["Arguments of several:\n", *common, "", *pages])
 
 
 def metrics() -> str:
@@ -92,7 +91,7 @@ def _command(
     name: str, text: str, parser: argparse.ArgumentParser, common: list[str], heading: str = "##"
 ) -> Iterator[str]:
     shown = list(_shown(parser))
-    known = [f"`{_name(action)}`" for action in shown if _line(action) in common and _name(action) != TRUST]
+    known = [f"`{_name(action)}`" for action in shown if _line(action) in common]
     takes = f" Takes {', '.join(known)}." if known else ""
     yield f"{heading} cusearch {name}\n\n{text[0].upper()}{text[1:]}.{takes}\n"
     own = [line for line in map(_line, shown) if line not in common]
