@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ class History:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._rows: list[Mapping[str, Any]] = []
-        self._columns: dict[str, list[float]] = {}
+        self._columns: dict[str, array[float]] = {}
 
     def follow(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The steps are now `rows`: the same objects as before, and others after them; else all are read again."""
@@ -88,14 +89,14 @@ class History:
 
     def average(self, name: str) -> Series:
         """[steps] the exponential moving average; a step without a value leaves it as it is."""
-        averages = self._columns.setdefault(f"average {name}", [])
+        averages = self._columns.setdefault(f"average {name}", array("d"))
         for value in self.of(name)[len(averages) :].tolist():
             now = averages[-1] if averages else np.nan
             averages.append(now if np.isnan(value) else value if np.isnan(now) else MEMORY * value + (1 - MEMORY) * now)
         return np.array(averages)
 
     def _column(self, key: str, value: Callable[[Mapping[str, Any]], float]) -> Series:
-        column = self._columns.setdefault(key, [])
+        column = self._columns.setdefault(key, array("d"))
         column.extend(map(value, self._rows[len(column) :]))
         return np.array(column, dtype=np.float64)
 

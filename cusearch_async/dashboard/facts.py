@@ -29,9 +29,10 @@ SHORT_POINTS = 300
 """Curves and points in the list of runs."""
 MOST_OVER = 3
 """Alarms on the page that fire no more."""
+MOST_SCORED = 100
+"""Scored versions, each with all its questions: evenly spaced ones, too."""
 MOST_DEPTHS = 1000
 """Searches of an episode; a question with more is damaged."""
-"""Settings that may hold keys, which a page that may be sent must not."""
 SIDES = {"before": "the start", "after": "the end", "baseline": "the baseline"}
 """The scorings of a demo."""
 
@@ -152,7 +153,7 @@ def scores(run: KeptRun) -> list[Json]:
             "categories": by_category(row),
             "each": each_question(row.get("each")),
         }
-        for row in run.scores
+        for row in thinned(run.scores, MOST_SCORED)
     ]
     return found or [score for side in SIDES if (score := demo_score(run, side)) is not None]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cusearch_async.evaluation.scoring import Scores
 from cusearch_async.files import append_row
-from cusearch_async.metrics.files import read_scores
+from cusearch_async.metrics.files import Summaries
 from cusearch_async.metrics.log import Curves
 from cusearch_async.metrics.table import scores_of
 from cusearch_async.run.folder import CURVES, SCORES
@@ -23,6 +23,7 @@ class Done:
 
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder
+        self._scored = Summaries(run_folder / SCORES)
         self._epoch = -1
         self._seen: list[tuple[int, int]] = []
         """Epoch and first step of each learner that it has followed; a folder of its own has no starts."""
@@ -35,7 +36,7 @@ class Done:
             self._epoch = epoch
             began = state.resumed if state.epoch == epoch else state.published
             self._seen.append((epoch, began))
-            rows = read_scores(self._folder / SCORES, [*epochs_and_steps(self._folder), *self._seen])
+            rows = self._scored.read([*epochs_and_steps(self._folder), *self._seen])
             self.version = rows[-1]["step"] if rows else -1
 
 

@@ -7,7 +7,8 @@ import itertools
 import json
 import logging
 import statistics
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,16 @@ class _RowsFile:
         if size > self._place:
             with self._path.open("rb") as file:
                 file.seek(self._place)
-                complete = file.read(size - self._place).rpartition(b"\n")[0]
-            self._rows += map(self._kept, _parsed(self._path, complete, self._lines))
-            self._place += len(complete) + bool(complete)
-            self._lines += complete.count(b"\n") + bool(complete)
+                for line in file:  # one by one: a file of hundreds of megabytes is not held whole
+                    if not line.endswith(b"\n"):
+                        break
+                    self._place += len(line)
+                    self._lines += 1
+                    row = _parsed(line)
+                    if row is None:
+                        _name_skipped(self._path, self._lines)
+                    else:
+                        self._rows.append(self._kept(row))
         return self._rows
 
     def _kept(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -151,17 +158,15 @@ def _epoch(row: dict[str, Any]) -> int:
     return int(row["epoch"])
 
 
-def _parsed(path: Path, complete: bytes, before: int = 0) -> Iterator[dict[str, Any]]:
-    """The rows among lines of a file, the first of which comes after `before` others."""
-    for number, line in enumerate(complete.split(b"\n") if complete else (), start=before + 1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("epoch"), int):
-            yield row
-        else:
-            _name_skipped(path, number)
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The row in a line, if it is one; all rows share the texts of their names."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    if isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("epoch"), int):
+        return {sys.intern(name): value for name, value in row.items()}
+    return None
 
 
 @functools.cache

@@ -107,6 +107,14 @@ def test_two_versions_tell_which_questions_became_right_with_how_many_searches(c
     assert second == {"ids": 0, "right": [1, 0], "depth": [1, 2]}
 
 
+def test_of_many_scored_versions_some_are_shown_and_the_last(config, monkeypatch):
+    """All questions of all of them were made again every two seconds, for every browser."""
+    monkeypatch.setattr(facts_module, "MOST_SCORED", 3)
+    for version in range(9):
+        record(config.folder, version, f"v{version:06d}-e1", 1.0, {}, [make_trajectory(0, 0, question_id="q")])
+    assert [score["step"] for score in facts(KeptRun.read(config.folder))["scores"]] == [0, 4, 8]
+
+
 def test_keys_in_the_hooks_of_alarms_are_not_on_a_page(atlas_config, tmp_path, monkeypatch):
     """A page may be sent; trackers leave these out, too."""
     hooks = ["--alarms.command", "['curl', '-H', 'Bearer SECRET']", "--alarms.url=https://hooks.example.com/SECRET"]
