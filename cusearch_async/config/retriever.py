@@ -123,7 +123,7 @@ class WebConfig(Section):
     cache: Free[Folder | None] = None
     """Folder for cached answers; None (training should see fresh noise): no cache."""
     cache_ttl_s: Free[float] = Field(86400.0, gt=0)
-    """Older cached answers are requested again."""
+    """Older cached answers are requested again, and removed."""
 
     @property
     def longest_s(self) -> float:

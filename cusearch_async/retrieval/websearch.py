@@ -8,6 +8,7 @@ no URL with its query is ever shown.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -26,7 +27,7 @@ import msgspec
 from cusearch_async.concurrency import InFlight, doubling_pause_s
 from cusearch_async.config import WebConfig, is_loopback, secret
 from cusearch_async.errors import ConfigError, SearchFailed
-from cusearch_async.files import write_file
+from cusearch_async.files import entries, remove, write_file
 from cusearch_async.retrieval.backend import Passage, Query, Scored
 from cusearch_async.retrieval.pace import retry_after_s
 from cusearch_async.retrieval.protocol import read_answer
@@ -302,6 +303,9 @@ class _Entry(msgspec.Struct):
     documents: list[Passage]
 
 
+_ENTRY = re.compile(r"[0-9a-f]{64}\.json")
+
+
 class _Cache:
     """Answers in a folder, which several processes may share: files are only ever replaced whole.
 
@@ -309,6 +313,7 @@ class _Cache:
 
     def __init__(self, folder: Path, ttl_s: float) -> None:
         self._folder, self._ttl_s = folder, ttl_s
+        self._next_look_s = 0.0
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -333,6 +338,16 @@ class _Cache:
             write_file(self._path(place, query, topk), msgspec.json.encode(entry))
         except OSError as error:
             log.warning("the answer for %.100r is not cached: %s", query, error)
+        if time.monotonic() >= self._next_look_s:
+            self._next_look_s = time.monotonic() + self._ttl_s / 4
+            self._remove_old()
+
+    def _remove_old(self) -> None:
+        """A policy rarely asks the same again: without this the folder would grow for ever."""
+        for path, _ in entries(self._folder, _ENTRY):
+            with contextlib.suppress(OSError):  # another process has removed it
+                if time.time() - path.stat().st_mtime > self._ttl_s:
+                    remove(path)
 
     def _path(self, place: str, query: str, topk: int) -> Path:
         name = hashlib.sha256(json.dumps([place, query, topk]).encode()).hexdigest()

@@ -146,13 +146,17 @@ class CheckpointObjects:
             self._objects.put(f"{CHECKPOINTS}/{checkpoint.name}/{file.relative_to(checkpoint)}", file)
         self._keep_changed(METRICS, SCORES)
         self._objects.put(f"{CHECKPOINTS}/{checkpoint.name}/{STATE_FILE}", state)
-        self.keep_history()
+        self._keep_changed(*self._small())
 
     def keep_history(self) -> None:
         """Put there what has changed of it. Raises: WriteFailed."""
+        self._keep_changed(METRICS, SCORES, *self._small())
+
+    def _small(self) -> list[str]:
+        """The history without its curves, which may take hundreds of megabytes, and change at each step."""
         starts = (f"{STARTS}/{file.name}" for file in (self._folder / STARTS).glob("*.*"))
         tracked = (f"{TRACKED}/{file.name}" for file in (self._folder / TRACKED).glob("*.json"))
-        self._keep_changed(MARKER, METRICS, SCORES, TRACKED_AS, *tracked, *starts)
+        return [MARKER, TRACKED_AS, *tracked, *starts]
 
     def keep_stop(self, epoch: int) -> None:
         """How the learner of `epoch` has ended, where its start is. The curves may be a later learner's by now. Raises:

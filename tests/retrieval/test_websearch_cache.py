@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,20 @@ async def test_an_old_answer_is_asked_for_again(tmp_path, age_s, expected):
         for _ in range(2):
             assert (await cached(tmp_path, "serper", address, "Peru", cache_ttl_s=60.0))[0] == [[expected]]
     assert list(tmp_path.iterdir()) == [file]
+
+
+async def test_old_answers_are_removed_and_nothing_else(tmp_path):
+    """A policy rarely asks the same again, so that all of weeks stayed: millions of files."""
+    foreign, unfinished = tmp_path / "notes.json", tmp_path / f".unfinished-{'a' * 64}.json.{'0' * 16}"
+    async with served(finds(LIMA), finds(CUSCO), finds(LIMA)) as (_, address):
+        await cached(tmp_path, "serper", address, "Peru")
+        for file in (*tmp_path.iterdir(), foreign, unfinished):
+            file.touch()
+            os.utime(file, (time.time() - 61,) * 2)
+        await cached(tmp_path, "serper", address, "Cusco", cache_ttl_s=60.0)
+        assert foreign.exists()
+        (left,) = set(tmp_path.iterdir()) - {foreign}
+    assert json.loads(left.read_text())["query"] == "Cusco"
 
 
 @pytest.mark.parametrize(
