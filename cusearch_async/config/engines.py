@@ -129,7 +129,7 @@ class DeepSpeedConfig(Section):
     grad_accum_dtype: Literal["fp32", "bf16"] | None = None
     """Data type in which gradients are accumulated; None: the model's. `fp32` takes 4 bytes per parameter."""
     communication_data_type: Free[Literal["fp32", "bf16"] | None] = None
-    """Data type in which gradients are summed over ranks; None: the gradients' own."""
+    """Data type in which gradients are summed over ranks; None: the model's, also where grad_accum_dtype is fp32."""
 
     @model_validator(mode="after")
     def _refuse(self) -> DeepSpeedConfig:

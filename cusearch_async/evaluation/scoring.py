@@ -36,8 +36,8 @@ Scores = dict[str, dict[str, Any]]
 FIGURES = ("em", "sub_em", "f1", "reward", "depth", "answered", "format_valid")
 """em: exact match. sub_em: the answer contains a gold answer, what some papers call EM. depth: searches that
 found something. answered: the episode ended with an answer."""
-SHARES = frozenset({"em", "sub_em", "answered", "format_valid"})
-"""Those that are 0 or 1 of an episode."""
+SHARES = frozenset({"em", "sub_em", "f1", "answered", "format_valid"})
+"""Those of 0 to 1 in an episode: with a mean of 0 or 1 all are 0 or 1."""
 Z95 = 1.96
 
 
@@ -150,7 +150,8 @@ def _score(members: Sequence[Trajectory], metric: Metric) -> dict[str, Any]:
 
 
 def _of_equal(share: float, count: int) -> list[float]:
-    """Wilson's interval of a share of 0 or 1, for which resampling has none."""
+    """Wilson's interval of a mean of 0 or 1, for which resampling has none. A figure of 0 to 1 varies no more than a
+    share."""
     room = Z95**2 / (count + Z95**2)
     return [0.0, room] if share == 0 else [1 - room, 1.0]
 

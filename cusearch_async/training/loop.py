@@ -92,7 +92,7 @@ async def train(
     if start.step == 0 < step == config.run.steps and needs_advantages and not has_learned:
         raise NothingLearned(
             f"no trajectory of the {step} steps had an advantage: within each group all rewards were equal, so the "
-            "policy did not change; check the reward, and whether the questions are all too hard or all too easy"
+            "policy has learned nothing; check the reward, and whether the questions are all too hard or all too easy"
         )
     log.info("%s at step %d; checkpoint saved", "finished" if step == config.run.steps else "stopped", step)
     return step

@@ -118,8 +118,9 @@ def test_answers_that_are_all_wrong_or_all_right_leave_room_for_others():
     """Resampling gave [0, 0] for 20 wrong answers of 20, where Wilson's interval goes to 0.16."""
     questions = [QUESTIONS[0]] * 20
     for em, interval in ((0.0, [0.0, 0.1611]), (1.0, [0.8389, 1.0])):
-        score = summarize([replace(EPISODES[0], em=em)] * 20, questions)["all"]
+        score = summarize([replace(EPISODES[0], em=em, f1=em)] * 20, questions)["all"]
         assert score["em_interval"] == pytest.approx(interval, abs=1e-4)
+        assert score["f1_interval"] == score["em_interval"]
         assert score["reward_interval"] == [score["reward"]] * 2
 
 
