@@ -239,7 +239,7 @@ MUTANTS = {
     "another run is taken over": (LEADING, "await buffer.check_identity(self._accepts_changes)", "pass"),
     "the folder's epochs are not asked for": (LEADING, "start.method, least_epoch,", "start.method, 0,"),
     "the run is nobody's": (LEADING, "= identity.in_folder(config.folder)", "= identity"),
-    "the other ranks are left waiting": (LEADING, "            learner.stop()\n", "            pass\n"),
+    "the other ranks are left waiting": (LEADING, "            learner.stop(is_finished)\n", "            pass\n"),
     "a cleared checkpoint is a full disk": (LEADING, "if isinstance(error, WriteFailed):", "if False:"),
     "what fails behind the loop is not noticed": (LOOP, "            work.check()\n", "            pass\n"),
     "weights stay lent after a failure": (PUBLISHING, "            lent.release()\n", ""),

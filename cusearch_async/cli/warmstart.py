@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from cusearch_async.cli.parts.arguments import add_config, at_least, finite, parsed
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.entry import STOPPED
 from cusearch_async.lifecycle.launcher import load_launched
 from cusearch_async.processes.start import rank_of_learner
 from cusearch_async.run.folder import refuse_no_run
@@ -44,4 +46,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     with rank_of_learner(config):
         from cusearch_async.processes import warmstart  # noqa: PLC0415  (torch reads the settings above when loaded)
 
-        warmstart.run(config, course, sources, folder)
+        is_finished = warmstart.run(config, course, sources, folder)
+    if not is_finished:
+        sys.exit(STOPPED)  # what comes next needs the model

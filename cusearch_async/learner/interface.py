@@ -71,6 +71,6 @@ class Learner(Protocol):
 
     def reload(self) -> None: ...
 
-    def stop(self) -> None:
+    def stop(self, is_finished: bool) -> None:
         """Ends the other ranks."""
         ...

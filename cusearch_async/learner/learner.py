@@ -61,6 +61,8 @@ class Command(msgspec.Struct):
     payloads: list[bytes] = []
     advantages: list[float] = []
     folder: str = ""
+    is_finished: bool = False
+    """With `stop`: the run is."""
 
 
 class DeepSpeedLearner:
@@ -90,7 +92,9 @@ class DeepSpeedLearner:
         self._engine = DeepSpeedEngine(self._module, config.learner, config.model.dtype)
         self._device = self._engine.device
         self._lent = threading.Lock()
-        """Held while the parameters are lent, and while an optimizer step changes them."""
+        """Of rank 0. Held while the parameters are lent, and while an optimizer step changes them."""
+        self._was_lent = False
+        """Since the last optimizer step."""
         self.waited_s = 0.0
         self._captures = 0
         self._reference = self._load_reference(copied) if has_reference else None
@@ -130,13 +134,15 @@ class DeepSpeedLearner:
 
     def lend(self) -> Lent:
         """The policy's tensors by the names of its files, or its adapter's by peft's, in the model's dtype: no copies;
-        the next optimizer step waits until they are released.
+        the next optimizer step waits until they are released. ZeRO-3 has collected copies.
 
         A tied LM head has both of its names: vLLM on a CPU, which packs its weights, keeps the old one otherwise."""
         self._tell(Command("lend"))
-        tensors = self._published()
+        tensors, adapter = self._published(), self._adapter.config if self._adapter else None
+        if self._engine.is_sharded:
+            return Lent(tensors, lambda: None, adapter)
         self._lent.acquire()
-        return Lent(tensors, self._lent.release, self._adapter.config if self._adapter else None)
+        return Lent(tensors, self._lent.release, adapter)
 
     def canary(self) -> Canary:
         """A fixed text and the policy's log-probabilities of it."""
@@ -176,9 +182,9 @@ class DeepSpeedLearner:
         self._tell(Command("reload"))
         self._engine.reload()
 
-    def stop(self) -> None:
+    def stop(self, is_finished: bool) -> None:
         """End `follow` on the other ranks."""
-        self._tell(Command("stop"))
+        self._tell(Command("stop", is_finished=is_finished))
 
     @property
     def vocab_size(self) -> int:
@@ -198,8 +204,8 @@ class DeepSpeedLearner:
         """Continue from what `capture` wrote. Called by every rank at the start. Raises: as `DeepSpeedEngine.load`."""
         self._engine.load(folder)
 
-    def follow(self) -> None:
-        """The loop of a rank other than 0: execute the commands of rank 0 until `stop`."""
+    def follow(self) -> bool:
+        """The loop of a rank other than 0: execute the commands of rank 0 until `stop`; whether the run is finished."""
         plain: dict[str, Callable[[], object]] = {
             "lend": self._published,
             "canary": self._canary,
@@ -219,6 +225,7 @@ class DeepSpeedLearner:
                 self._capture_and_write(Path(command.folder))
             else:
                 plain[command.do]()
+        return command.is_finished
 
     def _capture_and_write(self, folder: Path) -> None:
         """A frame that ends: what is written must not stay in memory until the next checkpoint."""
@@ -255,6 +262,9 @@ class DeepSpeedLearner:
             before = time.monotonic()
             with self._lent:
                 self.waited_s += time.monotonic() - before
+                if self._was_lent:  # rank 0 may have waited for a slow disk
+                    self._ranks.go()
+                    self._was_lent = False
                 norms.append(self._engine.step(lr))
         report.sums = self._ranks.sum(report.sums.cpu())
         report.largest = self._ranks.max(report.largest.cpu())
@@ -316,6 +326,7 @@ class DeepSpeedLearner:
     def _published(self) -> dict[str, torch.Tensor]:
         """What workers load, on rank 0."""
         model, is_leader = self._module.model, self._ranks.is_leader
+        self._was_lent = not self._engine.is_sharded
         if self._adapter is not None:
             trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
             return self._adapter.by_peft_names(self._engine.parameters(trained, keep=is_leader))

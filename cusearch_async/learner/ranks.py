@@ -37,7 +37,8 @@ _POLL_S = 0.01
 _REPORT_S = 1.0
 _LEAVE_S = 30.0
 """How long rank 0 waits for the others at its end."""
-_MESSAGES_KEPT = 4
+_MESSAGES_KEPT = 8
+"""More than rank 0 can send before it meets the others in a collective."""
 _PIECE = 4 << 20
 """Bytes of a message in one value of the store, which takes at most 8 MiB."""
 _LONGEST = 512
@@ -69,7 +70,7 @@ class Ranks:
         self._told: deque[list[str]] = deque()
         """Rank 0: the names that the newest messages have written."""
         self._heard: dict[int, tuple[bytes, float]] = {}
-        self._ended = threading.Event()
+        self._ended, self._asks = threading.Event(), False
         self._reporter = threading.Thread(target=self._report, name="rank", daemon=True)
         self._reporter.start()
         atexit.register(self._end_reports)  # a thread that is in the store when the interpreter ends would abort it
@@ -113,6 +114,14 @@ class Ranks:
             time.sleep(_POLL_S)
         return value
 
+    def go(self) -> None:
+        """All ranks wait here for rank 0, however long that takes: in a collective they would wait no longer than its
+        time-out."""
+        if self.is_leader:
+            self.tell(b"")
+        else:
+            self.listen()
+
     def answer(self, name: str, text: str) -> None:
         """Another rank than 0, from any thread: the text for which `wait_for_answers` of this name waits."""
         self._write(f"{name}/{self.rank}", text.encode())
@@ -144,6 +153,14 @@ class Ranks:
             if rank not in self._heard or self._heard[rank][0] != report:
                 self._heard[rank] = report, now
         return [rank for rank, (_, since) in sorted(self._heard.items()) if now - since >= after_s]
+
+    def ask_to_stop(self) -> None:
+        """Another rank than 0, from a signal's handler: ask rank 0 to stop the run."""
+        self._asks = True
+
+    def is_asked_to_stop(self) -> bool:
+        """Rank 0, from any thread: whether another rank has asked."""
+        return self._read("asked") is not None
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
@@ -245,6 +262,8 @@ class Ranks:
             while not self._ended.wait(_REPORT_S):
                 reports += 1
                 self._write(f"report/{self.rank}", b"%d" % reports)
+                if self._asks:
+                    self._write("asked", b"%d" % self.rank)
 
     def _write(self, name: str, value: bytes) -> None:
         self._store.set(self._name(name), value)  # type: ignore[arg-type]  # bytes are fine
@@ -260,7 +279,7 @@ class Ranks:
 
 def group_timeout(timeout_s: float) -> timedelta:
     """The time-out of a group of ranks whose collectives may take `timeout_s`. NCCL's ends the process and names
-    nobody, so it leaves rank 0 the time to name those that are silent (`training.heartbeat`)."""
+    nobody, so it leaves rank 0 the time to name those that are silent while it trains (`training.heartbeat`)."""
     return timedelta(seconds=timeout_s + (_NAMING_S if torch.cuda.is_available() else 0.0))
 
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cusearch_async.lifecycle.entry import STOPPED
+
 log = logging.getLogger(__name__)
 
 LEAVE_S = 60.0
@@ -23,6 +25,9 @@ LEAVE_S = 60.0
 ENDING_S = 30.0
 """Where another rank has failed, seconds in which rank 0 may end by itself, and tell of it; it may wait without end."""
 _PR_SET_PDEATHSIG = 1
+
+failed_ranks: list[str] = []
+"""Other ranks of this machine that have ended with an error, and their status."""
 
 ENTRY = "cusearch_async.cli.main"
 """The module of `cusearch`."""
@@ -122,13 +127,14 @@ def _wait_for_other_ranks(children: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             log.warning("rank %d did not end within %g s; killed", rank, LEAVE_S)
         else:
-            if status:
+            if status not in (0, STOPPED):
                 log.warning("rank %d ended with status %d after the learner had finished", rank, status)
 
 
 def _end_when_child_fails(rank: int, child: subprocess.Popen[bytes], ending: threading.Event) -> None:
     status = child.wait()
-    if status and not ending.is_set():
-        log.error("rank %d ended with status %d; the learner ends too", rank, status)
+    if status not in (0, STOPPED) and not ending.is_set():
+        failed_ranks.append(f"rank {rank} ended with status {status}")
+        log.error("%s; the learner ends too", failed_ranks[-1])
         if not ending.wait(ENDING_S):
             os._exit(1)

@@ -25,19 +25,18 @@ from cusearch_async.training.takeover import Leader
 from cusearch_async.transport.buffer import open_buffer
 
 
-def run(config: Config, accept_changes: bool = False) -> None:
-    """Run one rank of the learner until the end of the run. With `accept_changes`, settings that change the run's
-    meaning may differ from the last start."""
+def run(config: Config, accept_changes: bool = False) -> bool:
+    """Run one rank of the learner until the end of the run, or a signal; whether the run is finished. With
+    `accept_changes`, settings that change the run's meaning may differ from the last start."""
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
     ranks = Ranks(config.learner.collective_timeout_s)
     with ranks.meeting():
         if ranks.is_leader:
-            _lead(config, ranks, tokenizer, accept_changes)
-        else:
-            follow(ranks)
+            return _lead(config, ranks, tokenizer, accept_changes)
+        return follow(ranks)
 
 
-def _lead(config: Config, ranks: Ranks, tokenizer: Any, accept_changes: bool) -> None:
+def _lead(config: Config, ranks: Ranks, tokenizer: Any, accept_changes: bool) -> bool:
     lock = gpu_lock(config, "learner")
     if lock is not None:
         asyncio.run(lock.take())
@@ -50,7 +49,8 @@ def _lead(config: Config, ranks: Ranks, tokenizer: Any, accept_changes: bool) ->
     own = identity_of(config, questions.all, tokenizer)
     with run_folder.hold_as_learner(config.folder):
         identity = asyncio.run(_with_retriever(own, config, accept_changes))
-        Leader(open_buffer, ranks, questions, identity, config, accept_changes, lock).lead(DeepSpeedLearner)
+        leader = Leader(open_buffer, ranks, questions, identity, config, accept_changes, lock)
+        return leader.lead(DeepSpeedLearner)
 
 
 async def _with_retriever(own: Identity, config: Config, accept_changes: bool) -> Identity:
@@ -61,17 +61,18 @@ async def _with_retriever(own: Identity, config: Config, accept_changes: bool) -
         return await ask_retriever(search, config, own, asyncio.Event()) or own
 
 
-def follow(ranks: Ranks, changed: Callable[[Config], Config] = lambda config: config) -> None:
-    """Run a rank other than 0, with the settings of rank 0, `changed` as there. It ignores signals: rank 0 stops the
-    other ranks after it has saved."""
+def follow(ranks: Ranks, changed: Callable[[Config], Config] = lambda config: config) -> bool:
+    """Run a rank other than 0, with the settings of rank 0, `changed` as there, until rank 0 stops it; whether the run
+    is finished. A signal, which may be for this node alone, is handed on to rank 0, which saves before it stops."""
     die_with_parent(signal.SIGKILL)
     for number in stop_signals():
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda *_: ranks.ask_to_stop())
     # Those that were read on this node may be older, or have other overrides: then ranks would train differently.
     config = changed(of_toml(ranks.listen().decode()))
     learner = DeepSpeedLearner(config, ranks)
     newest = ranks.listen().decode()
     if newest:
         learner.load(Path(newest))
-    learner.follow()
+    is_finished = learner.follow()
     ranks.close()
+    return is_finished

@@ -19,7 +19,14 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.children import ENTRY, other_ranks
 from cusearch_async.lifecycle.entry import STOPPED
 from cusearch_async.lifecycle.gpus import Gpus, may_share, take_for_engine, take_for_learner
-from cusearch_async.lifecycle.placement import configure_process, count_sharers, lower_priority, require_gpus, share_of
+from cusearch_async.lifecycle.placement import (
+    LAUNCHED,
+    configure_process,
+    count_sharers,
+    lower_priority,
+    require_gpus,
+    share_of,
+)
 from cusearch_async.lifecycle.signals import ending
 
 
@@ -44,7 +51,9 @@ def learner(config: Config, gpu: Gpus = (), accept_changes: bool = False) -> Non
     with rank_of_learner(config, gpu):
         from cusearch_async.processes import learner  # noqa: PLC0415  (torch reads the settings above when loaded)
 
-        learner.run(config, accept_changes)
+        is_finished = learner.run(config, accept_changes)
+    if not is_finished and LAUNCHED not in os.environ:
+        sys.exit(STOPPED)  # as below; and torchrun on another node would not start its ranks again
 
 
 def rollout(config: Config, gpu: Gpus = ()) -> None:

@@ -36,21 +36,21 @@ SHOWN = 3
 """Most problems of demonstrations that are logged."""
 
 
-def run(config: Config, course: Course, sources: Sources, folder: Path) -> None:
-    """Train one rank on demonstrations; the model is then in `folder`, where an unfinished warm start is
-    continued. Raises: ConfigError before anything is loaded; all errors of training."""
+def run(config: Config, course: Course, sources: Sources, folder: Path) -> bool:
+    """Train one rank on demonstrations, until all is done or a signal arrives; whether it is done. The model is then in
+    `folder`, where an unfinished warm start is continued. Raises: ConfigError before anything is loaded;
+    all errors of training."""
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
     read = read_demonstrations(sources, tokenizer, config)
     trained, held_out = course.divide(read.trajectories, config.run.seed)
     ranks = Ranks(config.learner.collective_timeout_s)
     with ranks.meeting():
         if not ranks.is_leader:
-            follow(ranks, lambda given: tuning_config(given, *_listen_to_course(ranks), folder))
-            return
+            return follow(ranks, lambda given: tuning_config(given, *_listen_to_course(ranks), folder))
         report(read, trained, held_out)
         run_folder.mark(folder, config.run.name)
         with run_folder.hold(folder):
-            _lead(config, ranks, course, folder, trained, held_out)
+            return _lead(config, ranks, course, folder, trained, held_out)
 
 
 def report(read: Read, trained: Sequence[Trajectory], held_out: Sequence[Trajectory]) -> None:
@@ -72,7 +72,7 @@ def _lead(
     folder: Path,
     trained: Sequence[Trajectory],
     held_out: Sequence[Trajectory],
-) -> None:
+) -> bool:
     steps = course.steps(len(trained))
     config = tuning_config(given, course, steps, folder)
     checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints)
@@ -92,17 +92,20 @@ def _lead(
     stopped = threading.Event()
     for number in stop_signals():
         signal.signal(number, lambda *_: stopped.set())
+    step = start
     try:
-        step = tune(learner, trained, held_out, course, config, checkpoints, start, stopped.is_set)
+        asked = (stopped.is_set, ranks.is_asked_to_stop)
+        step = tune(learner, trained, held_out, course, config, checkpoints, start, lambda: any(one() for one in asked))
     finally:
-        learner.stop()
+        learner.stop(is_finished=step == config.run.steps)
     ranks.close()
     if step < config.run.steps:
         log.info("stopped at step %d of %d; the same command continues", step, config.run.steps)
-        return
+        return False
     newest = checkpoints.latest()  # it was read back when it was written
     if newest is not None:
         link_model(newest.path / "model", config.folder / MODEL)
+    return True
 
 
 def _listen_to_course(ranks: Ranks) -> tuple[Course, int]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from cusearch_async.errors import CusearchError, Fenced, Stalled
+from cusearch_async.errors import CusearchError, Fenced, RanksFailed, Stalled
+from cusearch_async.lifecycle.children import ENDING_S, failed_ranks
 from cusearch_async.training.background import Background
 from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
 
@@ -29,7 +31,8 @@ class Heartbeat(Background):
     ended. The learner works in a thread, so an update does not delay it.
 
     It also checks the other ranks, for which rank 0 may wait in a collective: if a rank is silent for run.stall_s or
-    learner.collective_timeout_s, the process ends. `check` raises an error of the program in here."""
+    learner.collective_timeout_s, or has failed on this machine, the process ends. `stop` is set when another rank asks
+    for that. `check` raises an error of the program in here."""
 
     def __init__(
         self,
@@ -37,10 +40,11 @@ class Heartbeat(Background):
         ranks: Ranks,
         stall_s: float,
         collective_timeout_s: float,
+        stop: asyncio.Event,
         step: int = 0,
         before_end: Callable[[Exception], Awaitable[None]] | None = None,
     ) -> None:
-        """`before_end` is called before the process ends because of a silent rank."""
+        """`before_end` is called before the process ends because of another rank."""
         super().__init__()
         self._before_end = before_end
         self.step = step
@@ -50,6 +54,8 @@ class Heartbeat(Background):
         limits = ("run.stall_s", stall_s), ("learner.collective_timeout_s", collective_timeout_s)
         self._limit = min(limits, key=lambda limit: limit[1])
         self._named_at = time.monotonic()
+        self._failed_at = math.inf
+        self._stop = stop
 
     async def __aenter__(self) -> Heartbeat:
         self.start(self._beat())
@@ -78,6 +84,13 @@ class Heartbeat(Background):
             await asyncio.sleep(BEAT_S)
 
     async def _watch_ranks(self) -> None:
+        if not self._stop.is_set() and self._ranks.is_asked_to_stop():
+            log.info("stopping: another rank was asked to")
+            self._stop.set()
+        if failed_ranks:
+            self._failed_at = min(self._failed_at, time.monotonic())
+            if time.monotonic() - self._failed_at >= ENDING_S / 2:  # rank 0 has not ended by itself
+                await self._end(RanksFailed(f"{failed_ranks[0]}; the learner ends"))
         key, limit_s = self._limit
         named_s = min(WARN_SILENT_EVERY_S, limit_s / 2)
         silent = self._ranks.silent(named_s)
@@ -86,10 +99,14 @@ class Heartbeat(Background):
         names = ", ".join(f"rank {rank}" for rank in silent)
         if self._ranks.silent(limit_s):
             why = f"{names} has not reported for {limit_s:.0f} s ({key}) in step {self.step}; the learner ends"
-            log.error("%s", why)
-            if self._before_end is not None:
-                await self._before_end(Stalled(why))
-            os._exit(1)  # rank 0 itself may be waiting for it where nothing can wake it
+            await self._end(Stalled(why))
         if time.monotonic() - self._named_at >= named_s:
             self._named_at = time.monotonic()
             log.warning("%s has not reported for %.0f s or more in step %d", names, named_s, self.step)
+
+    async def _end(self, why: CusearchError) -> NoReturn:
+        """Rank 0 itself may be waiting for the rank where nothing can wake it."""
+        log.error("%s", why)
+        if self._before_end is not None:
+            await self._before_end(why)
+        os._exit(1)

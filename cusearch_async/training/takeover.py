@@ -66,8 +66,8 @@ class Leader:
         self._checkpoints = learner_checkpoints(config)
         self._transport = transport_of(config)
 
-    def lead(self, make_learner: Callable[[Config, Ranks], Learner]) -> None:
-        """Train until the run is done, or a signal arrives.
+    def lead(self, make_learner: Callable[[Config, Ranks], Learner]) -> bool:
+        """Train until the run is finished, or a signal arrives; whether it is finished.
 
         Raises: ContractMismatch when it is another run; ConfigError; BufferUnavailable; Fenced, which names the new
         learner; and all errors of training."""
@@ -86,11 +86,13 @@ class Leader:
             with log_waiting(log, f"waiting for {newest.path} to be loaded"):
                 learner.load(newest.path)
             start = newest.state
+        is_finished = False
         try:
-            asyncio.run(self._train(learner, start))
+            is_finished = asyncio.run(self._train(learner, start)) == config.run.steps
         finally:
-            learner.stop()
+            learner.stop(is_finished)
         self._ranks.close()
+        return is_finished
 
     async def _newest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint, verified, of the run of the folder and of Redis, with the state to continue with; None
@@ -131,7 +133,8 @@ class Leader:
             )
         log.warning("Redis at %s has no record of this folder's learner of epoch %d; continuing", here, last.epoch)
 
-    async def _train(self, learner: Learner, start: CheckpointState) -> None:
+    async def _train(self, learner: Learner, start: CheckpointState) -> int:
+        """The step that was reached."""
         config, stop = self._config, stop_on_signals()
         store = self._transport.store()
         opened = self._open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, self._identity)
@@ -143,7 +146,7 @@ class Leader:
                 record_stop(config.folder, buffer.epoch, None, first_line(error))
                 await tell_of_end(config, error, heartbeat.step)
 
-            heartbeat = Heartbeat(buffer, self._ranks, stall_s, collective_s, start.step, tell)
+            heartbeat = Heartbeat(buffer, self._ranks, stall_s, collective_s, stop, start.step, tell)
             try:
                 async with self._transport.serving(), heartbeat, in_thread(learner, self._lock) as trainer:
                     await asyncio.to_thread(self._checkpoints.tell_start)  # it may have to upload all of one
@@ -152,6 +155,7 @@ class Leader:
                     )
                 record_stop(config.folder, buffer.epoch, step, "finished" if step == config.run.steps else "stopped")
                 await asyncio.to_thread(self._checkpoints.tell_stop)
+                return step
             except Exception as error:
                 explained = await explain(buffer, error)
                 await tell(explained)

@@ -104,8 +104,9 @@ def count_forwards(model: Any) -> list[int]:
     return counts
 
 
-def update_while_lent(learner: Any, *arguments: Any) -> Any:
-    """An update that begins while the weights are lent. They must not change before they are given back."""
+def update_while_lent(learner: Any, for_s: float, *arguments: Any) -> Any:
+    """An update that begins while the weights are lent. They must not change before they are given back; ZeRO-3 lends
+    copies."""
     import torch
 
     lent = learner.lend()
@@ -118,15 +119,17 @@ def update_while_lent(learner: Any, *arguments: Any) -> Any:
         has_gradient.set()
 
     learner._refuse_faults = noting
-    thread = threading.Thread(target=lambda: reports.append(learner.update(*arguments)))
+    thread = threading.Thread(target=lambda: reports.append(learner.update(*arguments)), daemon=True)
     thread.start()
     assert has_gradient.wait(120)
-    thread.join(0.5)
-    assert thread.is_alive(), "the optimizer step waits"
+    thread.join(30 if learner._engine.is_sharded else for_s)
+    assert thread.is_alive() is not learner._engine.is_sharded, "the optimizer step waits"
     assert all(torch.equal(tensor, before[name]) for name, tensor in lent.tensors.items())
     lent.release()
     thread.join()
-    assert not all(torch.equal(tensor, before[name]) for name, tensor in lent.tensors.items())
+    after = learner.lend()
+    after.release()
+    assert not all(torch.equal(tensor, before[name]) for name, tensor in after.tensors.items())
     return reports[0]
 
 
@@ -173,7 +176,7 @@ def options() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--ones", action="store_true", help="all advantages are 1")
     parser.add_argument("--copies", action="store_true", help="several rollouts have the same tokens")
     parser.add_argument("--question-kib", type=int, default=0, help="each trajectory has a question so long")
-    parser.add_argument("--lend", action="store_true")
+    parser.add_argument("--lend", type=float, metavar="SECONDS")
     parser.add_argument("--offload", action="store_true", help="before every step")
     parser.add_argument("--shake", action="store_true", help="begin with an adapter whose B is not zero")
     parser.add_argument("--poison", choices=("weight", "gradient"))
@@ -233,7 +236,7 @@ def main() -> None:
     report: dict[str, Any] = {}
     try:
         for step in range(arguments.from_step, arguments.to_step):
-            update = functools.partial(update_while_lent, learner) if arguments.lend else learner.update
+            update = functools.partial(update_while_lent, learner, arguments.lend) if arguments.lend else learner.update
             if arguments.offload:
                 offload_and_reload(learner)
             report = update(selected, advantages, step)
@@ -244,7 +247,7 @@ def main() -> None:
     if ranks.size == 1 or "refused" not in report:  # a refusal ends the other ranks
         weights = {name: tensor.clone() for name, tensor in learner.lend().tensors.items()}
         save_file(weights, arguments.folder / f"weights-{arguments.name}.safetensors")
-        learner.stop()
+        learner.stop(is_finished=True)
         ranks.close()
     (arguments.folder / f"forwards-{arguments.name}.json").write_text(json.dumps(forwards))
     save_file(gradients, arguments.folder / f"gradient-{arguments.name}.safetensors")

@@ -87,6 +87,25 @@ def test_ranks_that_torchrun_starts_again_go_on_from_the_checkpoint(lives: Lives
     assert lives.ledger()["trained"] == STEPS * 4
 
 
+def test_a_signal_to_another_rank_stops_the_run_with_a_checkpoint_and_no_rank_ends_as_if_it_were_finished(
+    lives: Lives, start, tmp_path: Path
+):
+    """A node that is drained: its ranks ignored that, and were killed after an hour; and where rank 0 was stopped the
+    others ended with status 0, so that torchrun, and Kubernetes, took their work for done."""
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = ["cusearch_async.cli.main", *LEARNER[1:], *lives.overrides]
+    ranks = [start(command, **shared, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
+    lives.feed(1, POOL)
+    wait_until(lambda: lives.ledger().get("trained") == 4 or ranks[0].poll() is not None, 240)
+    ranks[1].send_signal(signal.SIGTERM)
+    for rank in ranks:
+        wait_until(lambda rank=rank: rank.poll() is not None, 120)
+    said = (tmp_path / "log0").read_text()
+    assert "stopping: another rank was asked to" in said
+    assert "stopped at step 1; checkpoint saved" in said
+    assert [rank.returncode for rank in ranks] == [143, 143]
+
+
 @pytest.mark.slow
 def test_deepspeeds_launcher_starts_the_learner(lives: Lives, start, tmp_path: Path):
     world = base64.urlsafe_b64encode(json.dumps({"localhost": [0, 1]}).encode()).decode()

@@ -18,7 +18,7 @@ from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from tests.conftest import SLOW, wait_until_async
 from tests.training.learners import Learner
 
-NOBODY = SimpleNamespace(silent=lambda after_s: [])
+NOBODY = SimpleNamespace(silent=lambda after_s: [], is_asked_to_stop=lambda: False)
 """One rank alone."""
 
 
@@ -48,7 +48,7 @@ async def scene(atlas_config, monkeypatch):
 
 
 async def test_it_tells_the_step_and_at_the_end_that_the_learner_has_ended(scene):
-    async with Heartbeat(scene.buffer, NOBODY, 60, 60) as heartbeat:
+    async with Heartbeat(scene.buffer, NOBODY, 60, 60, asyncio.Event()) as heartbeat:
         heartbeat.step = 7
 
         async def told():
@@ -74,7 +74,7 @@ async def test_an_update_does_not_delay_it_nor_does_its_end_after_an_error(scene
             raise BufferUnavailable("Redis is gone")
 
     learner.at_update = work
-    async with Heartbeat(scene.buffer, NOBODY, 60, 60):
+    async with Heartbeat(scene.buffer, NOBODY, 60, 60, asyncio.Event()):
         with pytest.raises(BufferUnavailable):
             await fail()
     [(began, ended)] = took
@@ -91,7 +91,7 @@ async def test_an_outage_does_not_end_it_and_a_new_learner_does(scene):
         await beat(status)
 
     scene.buffer.learner_heartbeat = unsteady
-    async with Heartbeat(scene.buffer, NOBODY, 60, 60) as heartbeat:
+    async with Heartbeat(scene.buffer, NOBODY, 60, 60, asyncio.Event()) as heartbeat:
         await wait_until_async(scene.buffer.learner, 10)
         successor = Buffer(scene.buffer._run, scene.config)
         await successor.recover(0)
@@ -111,11 +111,37 @@ async def test_a_silent_rank_is_told_of_before_the_process_ends(scene, monkeypat
         return ends
 
     monkeypatch.setattr("os._exit", lambda status: ends.append((status, len(told))))
-    ranks = SimpleNamespace(silent=lambda after_s: [3])
-    async with Heartbeat(scene.buffer, ranks, 60, 40, 7, tell):
+    ranks = SimpleNamespace(silent=lambda after_s: [3], is_asked_to_stop=lambda: False)
+    async with Heartbeat(scene.buffer, ranks, 60, 40, asyncio.Event(), 7, tell):
         await wait_until_async(has_ended, 10)
     assert ends[0] == (1, 1)
     assert told[0].startswith("rank 3 has not reported for 40 s (learner.collective_timeout_s) in step 7; the learner")
+
+
+async def test_a_failed_rank_of_this_machine_is_told_of_where_rank_0_does_not_end_by_itself(scene, monkeypatch):
+    """On a GPU rank 0 waits for it until long after the process is ended: no hook heard of it."""
+    told, ends = [], []
+
+    async def tell(error):
+        told.append(str(error))
+
+    async def has_ended():
+        return ends
+
+    monkeypatch.setattr("os._exit", lambda status: ends.append((status, len(told))))
+    monkeypatch.setattr(module, "failed_ranks", ["rank 3 ended with status -9"])
+    monkeypatch.setattr(module, "ENDING_S", 0.2)
+    async with Heartbeat(scene.buffer, NOBODY, 60, 60, asyncio.Event(), 7, tell):
+        await wait_until_async(has_ended, 10)
+    assert ends[0] == (1, 1)
+    assert told[0] == "rank 3 ended with status -9; the learner ends"
+
+
+async def test_the_run_is_stopped_where_another_rank_is_asked_to(scene):
+    stop = asyncio.Event()
+    ranks = SimpleNamespace(silent=lambda after_s: [], is_asked_to_stop=lambda: True)
+    async with Heartbeat(scene.buffer, ranks, 60, 60, stop), asyncio.timeout(10 * SLOW):
+        await stop.wait()
 
 
 async def test_an_error_of_the_program_is_raised_by_the_next_look(scene):
@@ -124,7 +150,8 @@ async def test_an_error_of_the_program_is_raised_by_the_next_look(scene):
     def silent(after_s):
         raise TypeError("a rank has no name")
 
-    async with Heartbeat(scene.buffer, SimpleNamespace(silent=silent), 60, 60) as heartbeat:
+    ranks = SimpleNamespace(silent=silent, is_asked_to_stop=lambda: False)
+    async with Heartbeat(scene.buffer, ranks, 60, 60, asyncio.Event()) as heartbeat:
         await wait_until_async(lambda: ended(heartbeat), 10)
         with pytest.raises(TypeError, match="a rank has no name"):
             heartbeat.check()
@@ -132,5 +159,5 @@ async def test_an_error_of_the_program_is_raised_by_the_next_look(scene):
 
 async def test_a_buffer_that_does_not_answer_does_not_keep_the_learner(scene):
     scene.buffer.learner_leaves = lambda: asyncio.sleep(3600)
-    async with asyncio.timeout(10 * SLOW), Heartbeat(scene.buffer, NOBODY, 60, 60):
+    async with asyncio.timeout(10 * SLOW), Heartbeat(scene.buffer, NOBODY, 60, 60, asyncio.Event()):
         pass

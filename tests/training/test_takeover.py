@@ -53,7 +53,7 @@ class Rank0(Learner):
     def load(self, folder):
         self.events.append(f"load {folder.name}")
 
-    def stop(self):
+    def stop(self, is_finished):
         self.events.append("stop")
 
 
@@ -72,6 +72,7 @@ class Scene:
         self.at_make = lambda: None
         self.team = SimpleNamespace(
             silent=lambda after_s: [],
+            is_asked_to_stop=lambda: False,
             tell=lambda told: self.events.append(f"tell {self.named(told.decode())}"),
             close=lambda: self.events.append("close"),
         )

@@ -44,7 +44,7 @@ def setting(atlas_config, tmp_path):
         return SimpleNamespace(
             config=config,
             events=events,
-            ranks=SimpleNamespace(silent=lambda after_s: []),
+            ranks=SimpleNamespace(silent=lambda after_s: [], is_asked_to_stop=lambda: False),
             learner=Learner(events),
             run=MemoryRun(),
             checkpoints=Checkpoints(config.folder, config.learner.keep_checkpoints),
@@ -69,7 +69,7 @@ async def start(s, step=0, method=None, buffer=Recorded):
     if lock is not None:
         await lock.take()
         s.buffer.gpus = gpu_lock(s.config, "engine")
-    s.heartbeat = Heartbeat(s.buffer, s.ranks, 60, 60)
+    s.heartbeat = Heartbeat(s.buffer, s.ranks, 60, 60, asyncio.Event())
     async with s.heartbeat, in_thread(s.learner, lock) as learner:
         await train(learner, s.buffer, store, s.checkpoints, began, QUESTIONS, s.config, s.heartbeat, s.stop)
 

@@ -253,7 +253,7 @@ class Scene:
             status = await self._terminate(name, process)
             if begins and status == -signal.SIGTERM:
                 return
-            is_drained = status == 128 + signal.SIGTERM and name != "learner"
+            is_drained = status == 128 + signal.SIGTERM
             if status and not is_drained and "stopped while" not in self.last_words(name):  # it was starting
                 self.ended_alone.append({"process": name, "status": status, "said": self.last_words(name)})
 
