@@ -159,5 +159,6 @@ def take_over(model: torch.nn.Module, shadow: torch.nn.Module) -> None:
             if tensor.data_ptr() not in copied:
                 tensor.data.copy_(getattr(twin, name))
                 copied.add(tensor.data_ptr())
-    for twin in list(shadow.modules()):  # its layers and their loaders hold each other: memory would wait for gc
-        vars(twin).clear()
+    for twin in list(shadow.modules()):
+        get_layerwise_info(twin).restore_metadata = ({}, {})  # its loaders hold the layer, which would stay for ever
+        vars(twin).clear()  # its layers and their loaders hold each other: memory would wait for gc

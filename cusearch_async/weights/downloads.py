@@ -15,9 +15,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import aiohttp
+import msgspec
 
 from cusearch_async.config import weights_token
 from cusearch_async.errors import (
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 PATH = "/weights"
 PIECE_BYTES = 4 << 20
 MIB = 2**20
+_SHOWN = 500
+"""Bytes of an error answer that a message repeats."""
 RETRY_S = 1.0
 CONNECT_S = 15.0
 SILENCE_S = 30
@@ -76,12 +79,11 @@ class Downloads(Copies):
         self._session = session
 
     async def names(self) -> list[str]:
-        names: list[str] = await self._json("")
-        return names
+        return await self._names("") or []
 
     async def last(self, client: str, have: str) -> list[str]:
         """The name of the last version, when the learner ends. Raises: WeightsUnavailable."""
-        last: list[str] | None = await self._json("/last", client=client, have=have)
+        last = await self._names("/last", client=client, have=have)
         if last is None:  # blanks alone: a proxy has ended the answer of a learner that died
             raise LearnerUnreachable(f"the learner at {self._url} ended before it named its last version")
         return last
@@ -137,9 +139,14 @@ class Downloads(Copies):
                     raise
                 await asyncio.sleep(RETRY_S)
 
-    async def _json(self, path: str, **query: str) -> Any:
+    async def _names(self, path: str, **query: str) -> list[str] | None:
+        """None for an answer of blanks."""
         async with self._get(path, query=query) as response:
-            return await response.json()
+            answer = (await response.read()).strip()
+        try:
+            return msgspec.json.decode(answer, type=list[str]) if answer else None
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise LearnerUnreachable(f"the learner at {self._url} answers no names of versions: {error}") from error
 
     @asynccontextmanager
     async def _get(
@@ -157,7 +164,8 @@ class Downloads(Copies):
                     )
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     kind = LearnerUnreachable if response.status in _OF_A_PROXY else WeightsUnavailable
-                    raise kind(f"the learner at {self._url} answers {response.status}: {(await response.text())[:500]}")
+                    text = (await response.content.read(_SHOWN)).decode(errors="replace")
+                    raise kind(f"the learner at {self._url} answers {response.status}: {text}")
                 if response.status == HTTPStatus.ACCEPTED:
                     raise _NotYet(f"{self._url} does not have it yet")
                 yield response
