@@ -84,12 +84,12 @@ class Copies(ABC):
         async with _alone(directory.parent / ".lock"):
             manifest = await self._copy_of(name, directory)
             if manifest is None:
-                remove_sealed(directory, MANIFEST)
+                await asyncio.to_thread(remove_sealed, directory, MANIFEST)
                 manifest = await self._fetch_version(name, directory)
             self.known.add(name)
             with suppress(OSError):  # of a disk that can no longer be written, the copy serves
                 os.utime(directory)
-            self._remove_old(directory)
+            await asyncio.to_thread(self._remove_old, directory)
         return OpenedVersion(name, manifest, directory)
 
     async def is_current(self, name: str) -> bool:
@@ -126,7 +126,7 @@ class Copies(ABC):
     async def _fetch_version(self, name: str, directory: Path) -> Manifest:
         for path, _ in entries(directory.parent, NAME):  # nobody else is fetching
             if is_half_done(path, MANIFEST):
-                remove(path)
+                await asyncio.to_thread(remove, path)
         with writing(directory, durable=False) as unfinished:
             unfinished.mkdir()
             try:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from cusearch_async.errors import WeightsUnavailable, WriteFailed
 from cusearch_async.weights import downloads as client
-from cusearch_async.weights import http
+from cusearch_async.weights import copies, http
 from cusearch_async.weights.downloads import Downloads
 from tests.conftest import SLOW
 from tests.weights.test_http import same, site, tensors, until
@@ -251,3 +251,37 @@ async def test_the_last_version_is_asked_for_again_after_a_wrong_token(site, ser
             last = site.publish(1)
             await servers[0].end()
     assert site.downloaded() == {last}
+
+
+@pytest.mark.parametrize("answer", [(500, b"\xa2 gone"), (200, b"\xa2"), (200, b"[7]"), (200, b"{")])
+async def test_an_answer_that_came_damaged_is_an_error_of_the_connection(site, answer):
+    """A worker ended with a traceback, UnicodeDecodeError."""
+    status, body = answer
+
+    async def answers(request: web.Request) -> web.Response:
+        return web.Response(status=status, body=body, content_type="application/json")
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answers)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", int(site.url.rpartition(":")[2])).start()
+        async with site.host() as downloads:
+            with pytest.raises(WeightsUnavailable, match="the learner at http"):
+                await downloads.newest_of(1)
+    finally:
+        await runner.cleanup()
+
+
+async def test_old_versions_are_removed_beside_the_event_loop(site, monkeypatch):
+    """Of a model of 65 GB that takes seconds, in which no token was read and no lease renewed."""
+    removed, remove_sealed = [], copies.remove_sealed
+    monkeypatch.setattr(
+        copies, "remove_sealed", lambda *path: removed.append(threading.current_thread()) or remove_sealed(*path)
+    )
+    async with site.learner.serving(), site.host() as downloads:
+        for version in range(5):
+            await downloads.open(site.publish(version))
+    assert removed
+    assert threading.main_thread() not in removed
