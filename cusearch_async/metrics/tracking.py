@@ -60,7 +60,7 @@ def track(folder: Path, settings: Mapping[str, Any], names: Sequence[str], follo
         for sender in senders:
             sender.start()
         _wait(senders, stop)
-        lacking = [sender.name for sender in senders if sender.lacks]
+        lacking = [sender.name for sender in senders if sender.lacks or sender.is_alive()]
         if lacking:
             options = [word for name in lacking for word in ("--tracker", name)]
             command = shlex.join(["cusearch", "runs", "track", str(folder), *options])
@@ -141,7 +141,8 @@ class Sender(threading.Thread):
 
     def _send_new(self) -> int:
         """How many rows were sent. What has failed is logged, and left for the next look."""
-        self.lacks, count, errors = False, 0, []
+        self.lacks = True  # until all is sent: a tracker may hang
+        count, errors = 0, []
         try:
             scores = self._scores.read(epochs_and_steps(self._folder))
             self._saw_end = self._is_finished(scores)  # before the steps are read: what was written until then is sent
@@ -154,8 +155,8 @@ class Sender(threading.Thread):
         except Exception as error:  # as in `run`
             errors.append(error)
         self._failures = self._failures + 1 if errors else 0
+        self.lacks = bool(errors)
         if errors:
-            self.lacks = True
             log.warning("%s failed: %s: %s", self.name, type(errors[0]).__name__, first_line(errors[0]))
         return count
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping
 
 from cusearch_async.metrics.trackers import TrackedRun, Tracker
 
 
 class Lines(Tracker):
-    """Writes into the folder above the run's. A file `down` there, or one that names the step, `refused` or `killed`,
-    makes it fail."""
+    """Writes into the folder above the run's. A file `down` there, or one that names the step, `refused`, `killed` or
+    `hangs`, makes it fail."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._folder = run.folder.parents[1]
@@ -28,6 +29,8 @@ class Lines(Tracker):
             raise ValueError(f"step {step} is refused")
         if self._is("killed", step):
             os._exit(9)
+        if self._is("hangs", step):
+            threading.Event().wait()
         self._write(step, dict(values))
 
     def _is(self, file: str, step: int) -> bool:

@@ -280,6 +280,26 @@ def test_a_process_that_is_asked_to_stop_sends_what_is_there(config, tmp_path):
     assert [row[0] for row in arrived(config)] == ["opened", 0, 1, "closed"]
 
 
+def test_a_tracker_that_hangs_does_not_have_everything(config, monkeypatch):
+    """Stopped, the command ended with status 0, and no word of the rows that were not sent."""
+    monkeypatch.setattr(tracking, "END_S", 0.1)
+    step(config, 0)
+    step(config, 1)
+    (config.folder.parent / "hangs").write_text("1")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    asks = threading.Thread(
+        target=lambda: (wait_until(lambda: steps(config) == [0], 20), signal.raise_signal(signal.SIGTERM))
+    )
+    asks.start()
+    try:
+        with pytest.raises(TrackerFailed, match="did not get everything"):
+            tracking.track(config.folder, config.model_dump(mode="json"), [LINES], follow=True)
+    finally:
+        asks.join()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from cusearch_async.errors import WeightsUnavailable, WriteFailed
-from cusearch_async.weights import downloads as client
 from cusearch_async.weights import copies, http
+from cusearch_async.weights import downloads as client
 from cusearch_async.weights.downloads import Downloads
 from tests.conftest import SLOW
 from tests.weights.test_http import same, site, tensors, until
