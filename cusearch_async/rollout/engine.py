@@ -17,8 +17,8 @@ import logging
 import math
 import multiprocessing
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,9 @@ class Engine:
         self._token_at = 0.0
         """Time of the engine's last token for any request, or of its last resume."""
         self._listen(llm)
-        self._is_paused = False
+        self._is_silent = False
+        self._unpaused = asyncio.Event()
+        self._unpaused.set()
         self._checked: Loaded | None = None
         """The engine at the last check of its weights."""
         self._gpus = GpuShare(lock, self._wake_up, self._sleep)
@@ -139,8 +141,8 @@ class Engine:
     @property
     def last_token_age_s(self) -> float:
         """Seconds since the engine produced a token, or since its first request; 0 without requests, or while it is
-        paused to load weights."""
-        if self._is_paused or not self._running:
+        paused to load weights, or sums them."""
+        if self._is_silent or not self._running:
             return 0.0
         return time.monotonic() - max(self._token_at, self._busy_since)
 
@@ -232,7 +234,6 @@ class Engine:
         version = await source.open(name)
         async with self.active(), self._ending_if_it_hangs(name):
             await self._unless_dead(self._take(version))
-            self.version, self.loaded = version.manifest.version, name
             if check:
                 await self._unless_dead(self.check(version.manifest, name))
 
@@ -244,6 +245,7 @@ class Engine:
             is_gone = is_adapter and not (version.directory / version.manifest.file).exists()
             if not is_gone:
                 await self._swap(version)
+                self.version, self.loaded = version.manifest.version, version.name
         if is_gone:
             raise WeightsUnavailable(f"{version.directory} was removed before it was loaded")
 
@@ -296,13 +298,23 @@ class Engine:
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
         """The engine is paused inside. After an error it stays paused, because it cannot be used any more."""
-        await self._llm.pause_generation(mode="keep", clear_cache=self._recomputes_kv)
-        self._is_paused = True
+        self._unpaused.clear()
+        try:
+            await self._llm.pause_generation(mode="keep", clear_cache=self._recomputes_kv)
+            with self._silent():
+                yield
+                await self._llm.resume_generation()
+        finally:
+            self._unpaused.set()
+
+    @contextmanager
+    def _silent(self) -> Iterator[None]:
+        """Inside, the engine owes no token."""
+        self._is_silent = True
         try:
             yield
-            await self._llm.resume_generation()
         finally:
-            self._is_paused = False
+            self._is_silent = False
             self._token_at = time.monotonic()
 
     async def check(self, manifest: Manifest, name: str) -> None:
@@ -322,7 +334,9 @@ class Engine:
 
     async def _refuse_stale(self, manifest: Manifest, name: str) -> None:
         """Raises: WeightsMismatch."""
-        now = Loaded(manifest.tensors, digests_of(await self._llm.compute_weight_checksums()))
+        with self._silent():
+            digests = digests_of(await self._llm.compute_weight_checksums())
+        now = Loaded(manifest.tensors, digests)
         stale = stale_tensors(self._checked, now) if self._checked else []
         if stale:
             raise WeightsMismatch(
@@ -341,8 +355,10 @@ class Engine:
 
     async def _run(self, prompt: Sequence[int], params: SamplingParams) -> Any:
         """The final output of one request. Raises: EngineDied."""
-        # without recomputing, new turns must not use the cache of an older version
-        salt = None if self._recomputes_kv else self.loaded or "base"
+        salt = None
+        if not self._recomputes_kv:  # new turns must not use the cache of an older version; vLLM queues them in a pause
+            await self._unpaused.wait()
+            salt = self.loaded or "base"
         tokens = tokens_input(list(prompt), cache_salt=salt)
         request = self._llm.generate(tokens, params, f"request-{next(self._ids)}", lora_request=self._adapter)
         try:

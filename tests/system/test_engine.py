@@ -143,12 +143,12 @@ class FakeLLM:
         return answer
 
 
-def engine_of(llm: FakeLLM) -> Any:
+def engine_of(llm: FakeLLM, recomputes_kv: bool = True) -> Any:
     configure_process([])
     from cusearch_async.rollout.engine import Engine
     from cusearch_async.rollout.engine_output import EngineOutput
 
-    return Engine(llm, AutoTokenizer.from_pretrained(STARTER), EngineOutput())
+    return Engine(llm, AutoTokenizer.from_pretrained(STARTER), EngineOutput(), recomputes_kv)
 
 
 def test_a_swap_that_takes_long_does_not_look_like_a_hang(tmp_path):
