@@ -54,6 +54,7 @@ _KINDS = {
     aiohttp.ClientError: "closed",
 }
 _FAILURES = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, RecursionError)
+_FIRST = "first search"
 _PROBE = Question(id="probe", text="Is anyone there?", answers=("yes",), category="probe")
 
 
@@ -121,7 +122,7 @@ class SearchClient:
 
     async def wait_until_answering(self, timeout_s: float) -> None:
         """Read /health and make a first search, which does not count. Raises: as `search`, after `timeout_s`."""
-        await self._search_until_answered(Query("first search", 0, self._context(_PROBE, ticket=0)), timeout_s)
+        await self._search_until_answered(self._first_search, timeout_s)
         self.searches = 0
         self.failures.clear()
         self._seconds.clear()
@@ -179,7 +180,12 @@ class SearchClient:
                 except _FAILURES as error:
                     self._retrying.add(this)
                     failing_since = failing_since or time.monotonic()  # before it, the search may have waited its turn
-                    self._note_failure(error, query, failing_since, outage_s)
+                    try:
+                        self._note_failure(error, query, failing_since, outage_s)
+                    except RetrievalUnavailable:
+                        if query.text == _FIRST or not await self._answers_another():
+                            raise
+                        raise self._refusal(error, query, outage_s) from error
                     failing_s = max(self.down_s, time.monotonic() - failing_since)  # others may be answered
                     await asyncio.sleep(_pause_after(failing_s) * random.uniform(0.5, 1.5))
                 else:
@@ -208,8 +214,25 @@ class SearchClient:
             remedy = "start it (`cusearch worker retriever CONFIG`), or fix retriever.url"
             raise RetrievalUnavailable(f"the retriever at {self._settings.url} {down}; {remedy}") from error
         if is_late:
-            refused = f"answers other searches, but for {outage_s:g} s not the search for {query.text!r:.200}"
-            raise SearchRefused(f"the retriever at {self._settings.url} {refused} ({_describe(error)})") from error
+            raise self._refusal(error, query, outage_s) from error
+
+    def _refusal(self, error: Exception, query: Query, outage_s: float) -> SearchRefused:
+        refused = f"answers other searches, but for {outage_s:g} s not the search for {query.text!r:.200}"
+        return SearchRefused(f"the retriever at {self._settings.url} {refused} ({_describe(error)})")
+
+    async def _answers_another(self) -> bool:
+        """Whether another search is answered, where nobody may have made one: a run can go on without the one that is
+        not."""
+        try:
+            await self._ask(self._first_search)
+        except (SearchRefused, *_FAILURES):
+            return False
+        self._note_answer()
+        return True
+
+    @property
+    def _first_search(self) -> Query:
+        return Query(_FIRST, 0, self._context(_PROBE, ticket=0))
 
     def _note_answer(self) -> None:
         self._answered_at = time.monotonic()

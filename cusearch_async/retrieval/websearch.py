@@ -38,6 +38,8 @@ MAX_QUERY_BYTES = 2048
 """Of UTF-8 that are sent of a query: Google reads no more, and a longer URL would be refused."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+_OF_THE_QUERY = (413, 414, 422)
+"""Statuses that say that a query cannot be asked. Others, also 400, may be of the account: no credits."""
 _SHOWN = 200
 """Characters of an answer that an error message repeats."""
 _NOTHING_FOUND = "Google hasn't returned any results for this query."
@@ -282,7 +284,7 @@ class WebSearch:
             remedy = f"it refuses the key; set {key_variable(self._engine)} to a valid key"
             return _Failure(f"{reason}; {remedy}", status=403, is_final=True)
         if status != 429 and status < 500:
-            return _Failure(reason, is_final=True)
+            return _Failure(reason, status=422 if status in _OF_THE_QUERY else 502, is_final=True)
         wait_s = retry_after_s(response.headers) or 0.0
         return _Failure(reason, 429 if status == 429 else 502, retry_after_s=wait_s)
 
