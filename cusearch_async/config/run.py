@@ -54,8 +54,8 @@ class RunConfig(Section):
     wait_s: Free[float] = Field(60.0, gt=0)
     """How long a process waits for Redis and the retriever at its start."""
     stall_s: Free[float] = Field(1800.0, gt=0)
-    """The learner exits with Stalled, and a report, when no trajectory is finished, or a rank is silent, for this long;
-    an engine that has requests and produces no token is ended, and its worker with it."""
+    """The learner exits with Stalled, and a report, when no episode ends, or a rank is silent, for this long; an
+    engine that has requests and produces no token is ended, and a worker that can load no weights ends."""
 
 
 class ModelConfig(Section):

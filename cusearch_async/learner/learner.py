@@ -89,6 +89,7 @@ class DeepSpeedLearner:
         if config.learner.compile:
             compile_layers(model, config.model.location)
         self._hf_config = model.config
+        self._ranks.sum(torch.zeros(1))  # all have loaded: the group of DeepSpeed's start has another time-out
         self._engine = DeepSpeedEngine(self._module, config.learner, config.model.dtype)
         self._device = self._engine.device
         self._lent = threading.Lock()

@@ -84,7 +84,8 @@ class RolloutLoop:
         self._config = config
         self._buffer = buffer
         self._engine = engine
-        self._loader = PatientLoader(engine, source, config.redis.outage_s)
+        # a learner that starts again publishes them anew, which takes minutes
+        self._loader = PatientLoader(engine, source, config.run.stall_s)
         self._runner = runner
         self._search = search
         self._questions = questions

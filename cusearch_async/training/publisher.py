@@ -63,6 +63,9 @@ class Publisher(Background):
             log.warning("Redis has forgotten the announcement of version %d; announcing it again", self._announced[0])
             await self._buffer.announce(*self._announced)
             return
+        workers = (await self._buffer.workers()).values()
+        if any(one.is_alive and not one.starting and one.version == state.published for one in workers):
+            return  # it has read them, which takes minutes where they are large
         try:
             await asyncio.to_thread(self._store.verify, state.weights)
         except WeightsUnavailable as error:

@@ -24,7 +24,7 @@ REPUBLISH_S = 10.0
 
 
 class Watchdog:
-    """Logs why the learner waits, and raises Stalled when no trajectory is finished for run.stall_s, unless the run is
+    """Logs why the learner waits, and raises Stalled when no episode ends for run.stall_s, unless the run is
     paused. Outages of Redis do not count."""
 
     def __init__(self, buffer: LearnerBuffer, config: Config, republish: Callable[[int], Awaitable[None]]) -> None:
@@ -33,7 +33,7 @@ class Watchdog:
         self._republish = republish
         self._republish_at = REPUBLISH_S
         self._config = config
-        self._finished = -1
+        self._moved = (-1, -1, -1)
         self._moved_at = self._answered_at = time.monotonic()
         self._step = -1
         self._waits_since = time.monotonic()
@@ -50,13 +50,14 @@ class Watchdog:
         if waited_s >= self._next_line_s:
             self._next_line_s = next_line_s(waited_s)
             log.info("waiting for the pool of step %d: %s", step, await self.explain(step))
-        finished, state = (await self._buffer.ledger()).finished, await self._buffer.state()
+        ledger, state = await self._buffer.ledger(), await self._buffer.state()
+        moved = ledger.finished, ledger.requeued, ledger.failed_rollouts  # failed attempts end, at pool.max_attempts
         now = time.monotonic()
         unanswered_s, self._answered_at = now - self._answered_at, now
         if unanswered_s > max(self._config.redis.timeout_s, AWAY_S):  # Redis was: no worker could put anything
             self._moved_at += unanswered_s
-        if finished != self._finished or state.paused:
-            self._finished, self._moved_at, self._republish_at = finished, now, REPUBLISH_S
+        if moved != self._moved or state.paused:
+            self._moved, self._moved_at, self._republish_at = moved, now, REPUBLISH_S
             return
         idle_s = now - self._moved_at
         if idle_s > self._republish_at:
@@ -65,7 +66,7 @@ class Watchdog:
             self._answered_at = time.monotonic()
         if idle_s > self._config.run.stall_s:
             raise Stalled(
-                f"no trajectory was finished for {idle_s:.0f} s (run.stall_s) while step {step} waits for its pool: "
+                f"no episode ended for {idle_s:.0f} s (run.stall_s) while step {step} waits for its pool: "
                 + await self.explain(step)
             )
 

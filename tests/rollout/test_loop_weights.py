@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
+from cusearch_async.config import load_config
 from cusearch_async.errors import WeightsUnavailable, WriteFailed
 from cusearch_async.rollout import weight_loader
+from cusearch_async.rollout.loop import RolloutLoop
 from tests.conftest import SLOW
-from tests.rollout.workers import FakeEngine, running, until
+from tests.rollout.workers import QUESTIONS, SMALL, FakeEngine, FakeSearch, running, until
 from tests.transport.filling import start
 
 
@@ -82,6 +84,19 @@ async def test_a_worker_with_nothing_to_do_gives_torn_weights_up_after_a_while(p
     await start(buffer)
     with pytest.raises(WeightsUnavailable, match=r"v000000-e1 is missing or damaged; no other version .* for 0\.3 s"):
         await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
+
+
+async def test_a_worker_waits_for_a_learner_that_starts_again_and_publishes_what_cannot_be_read(parts, atlas_config):
+    """After a power loss: it ended after redis.outage_s, and `launch`, with the learner that was loading, too."""
+    _, buffer, runner, loop = parts
+    config = load_config(atlas_config, [*SMALL, "--redis.outage_s", "0.05"])
+    loop = RolloutLoop("w", config, buffer, FakeEngine(), None, runner, FakeSearch(), QUESTIONS)
+    store = UnreadableStore(loop._engine, "v000000-e1")
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: len(store.tried) >= 4)
+        await buffer.announce(0, "v000000-e1-2")
+        await until(lambda: loop._engine.loaded == "v000000-e1-2")
 
 
 async def test_a_worker_with_episodes_to_play_never_gives_torn_weights_up(parts):

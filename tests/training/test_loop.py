@@ -28,6 +28,7 @@ from cusearch_async.training.selector import (
     plan_groups,
     select,
 )
+from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.types import Pool, Question
 from cusearch_async.weights.folder import WeightStore
@@ -310,6 +311,10 @@ async def test_announced_weights_that_are_damaged_are_published_again_under_a_ne
     async with in_thread(Learner([])) as learner:
         publisher = Publisher(learner, buffer, store)
         await publisher.publish(0)
+        await buffer.heartbeat("w", [], WorkerStatus(version=0))
+        await publisher.republish(0)
+        assert not verified_in, "a worker has read them, which may take minutes: a pool would wait for it"
+        await buffer.leave("w", [])
         await publisher.republish(0)
         assert (await buffer.state()).weights == "v000000-e1", "intact weights are left alone"
         assert verified_in[0] is not threading.main_thread(), "the loop continues meanwhile"

@@ -118,6 +118,26 @@ async def test_a_step_that_took_longer_than_a_stall_is_movement(config, monkeypa
             await watchdog.look(1)
 
 
+async def test_attempts_that_fail_are_movement_until_the_last(config, monkeypatch):
+    """Five of ten minutes each are more than run.stall_s: the run ended before the group was given up."""
+    async with open_buffer(config) as buffer:
+        await started(buffer)
+        watchdog, clock = Watchdog(buffer, config, no_republish), time.monotonic()
+        monkeypatch.setattr(watchdog_module.time, "monotonic", lambda: clock)
+        for _ in range(config.pool.max_attempts):
+            await watchdog.look(0)
+            clock += 0.6 * config.run.stall_s
+            await watchdog.look(0)
+            clock += 0.3 * config.run.stall_s
+            tickets = {slot.ticket for slot in await buffer.admit("w", 0, 2)}
+            await buffer.release("w", list(tickets), failed=True)
+        assert (await buffer.ledger()).incomplete_groups == 1
+        await watchdog.look(0)
+        clock += 1.1 * config.run.stall_s
+        with pytest.raises(Stalled, match="no episode ended"):
+            await watchdog.look(0)
+
+
 async def test_an_outage_of_redis_that_was_waited_out_is_no_stall(config, monkeypatch):
     """The first look after it, before any worker was back, ended the run: a claim had waited, or the look itself."""
     async with open_buffer(config) as buffer:
