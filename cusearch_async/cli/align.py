@@ -29,7 +29,7 @@ from cusearch_async.data.questions import load_run_questions
 from cusearch_async.environments import Search
 from cusearch_async.errors import ConfigError, packages_of
 from cusearch_async.evaluation.probing import Pass
-from cusearch_async.files import refuse_unwritable, writing_output
+from cusearch_async.files import refuse_unwritable, write_file, writing_output
 from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.lifecycle.signals import ending
 from cusearch_async.replay.alignment import SINGLETONS, Cosines, Figures, MeasuredPool, figures_of
@@ -102,7 +102,11 @@ def _write(
     figures = {name: asdict(one) | _counts(one) for name, one in found.items()}
     with writing_output(output, "--output"):
         known = json.loads(json.dumps(whole | {"methods": figures}), parse_constant=lambda _: None)  # JSON has no NaN
-        output.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        text = json.dumps(known, indent=1)
+        if output.is_file() or not output.exists():  # what is there is hours of work
+            write_file(output.resolve(), text.encode())
+        else:
+            output.write_text(text, encoding="utf-8")  # a device
 
 
 def _counts(figures: Figures) -> dict[str, float]:

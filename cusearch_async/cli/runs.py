@@ -6,36 +6,27 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
-import shlex
-import shutil
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.cli.parts.arguments import add_trust
 from cusearch_async.cli.parts.figure import draw, draw_together, refuse_format
+from cusearch_async.cli.parts.fork import fork
 from cusearch_async.cli.parts.terminal import cut, plain
-from cusearch_async.config import overrides_of, saved_in
-from cusearch_async.config.section import NAME
 from cusearch_async.dashboard.kept import FAILED, KeptRun, names_of
 from cusearch_async.errors import ConfigError, first_line, packages_of
-from cusearch_async.files import put_in_place, refuse_unwritable, writing, writing_output
-from cusearch_async.lifecycle.children import free_port
+from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.metrics import tracking
 from cusearch_async.metrics.files import read_metrics, steps_done
 from cusearch_async.metrics.table import PLACE, scores_of
-from cusearch_async.run import folder as run_folder
 from cusearch_async.run import identity
 from cusearch_async.run.folder import METRICS
 from cusearch_async.run.history import made_otherwise
-from cusearch_async.training.checkpoint import Checkpoints
-from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
 
@@ -249,59 +240,6 @@ def track(arguments: argparse.Namespace, _: list[str]) -> None:
     if not isinstance(names, list) or not names or not isinstance(run.setting("run", "steps"), int):
         raise ConfigError(f"the config of {run.folder} names no tracker; name one: --tracker wandb")
     tracking.track(run.folder, run.settings, list(dict.fromkeys(names)), arguments.follow)
-
-
-def fork(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Raises: ConfigError for a folder or checkpoint that is not there or damaged, or a folder that is in use."""
-    run, new = KeptRun.read(arguments.folder), arguments.new
-    if not run.settings:
-        raise ConfigError(
-            f"{run.folder} has no config: a fork that was not launched; fork the run that it is of instead"
-        )
-    if not re.fullmatch(NAME, new.name):
-        raise ConfigError(f"the other run is named like its folder, so {new.name!r} cannot be one; see run.name")
-    kept = Checkpoints(run.folder, 1).by_step()
-    if not kept:
-        raise ConfigError(f"{run.folder} has no checkpoint yet")
-    step = max(kept) if arguments.step is None else arguments.step
-    if step not in kept:
-        raise ConfigError(f"{run.folder} has no checkpoint of step {step}; it has {', '.join(map(str, kept))}")
-    checkpoint = kept[step]
-    if damaged := checkpoint.damaged():
-        raise ConfigError(f"checkpoint {checkpoint.path} is damaged ({', '.join(damaged[:3])}); take another --step")
-    run_folder.refuse_others(new, new.name)
-    place = new / "checkpoints" / checkpoint.path.name
-    if (new / run_folder.STARTS).exists() or any(place.parent.glob("step*")):
-        raise ConfigError(f"{new} has begun already, or has a checkpoint; name a new folder")
-    run_folder.mark(new, new.name)
-    with writing(place) as unfinished:
-        shutil.copytree(checkpoint.path, unfinished)
-    put_in_place(place)
-    if damaged := Checkpoints(new, 1).by_step()[step].damaged():
-        raise ConfigError(f"{place} is not what was copied ({', '.join(damaged[:3])}); delete it, and fork again")
-    log.info("%s", shlex.join(command_of_fork(run, new, step)))
-
-
-def command_of_fork(run: KeptRun, new: Path, step: int) -> list[str]:
-    """What launches it, with other places than `run` for all that two runs must not share."""
-    options, steps = {"run.name": new.name, "run.folder": new}, run.setting("run", "steps")
-    if step == steps:
-        log.info("%s begins at step %d, the last; add --steps N and the settings to try:", new, step)
-    else:
-        log.info("%s begins at step %d of %s; add the settings to try:", new, step, steps)
-        options["run.steps"] = steps
-    if run.setting("weights", "folder") != "–":
-        options["weights.folder"] = new / "weights"
-    for section, key in (("weights", "objects"), ("learner", "checkpoint_objects")):
-        if (url := run.setting(section, key)) != "–":
-            options[f"{section}.{key}"] = f"{url}/{new.name}"
-    if run.setting("weights", "transport") == "http":
-        host = urlsplit(str(run.setting("weights", "url"))).hostname or ""
-        options["weights.url"] = f"http://{f'[{host}]' if ':' in host else host}:{free_port()}"
-    redis = run.setting("redis", "url")
-    if (run.folder / "redis").is_dir() and isinstance(redis, str) and is_listening(redis):
-        options["redis.url"] = f"redis://127.0.0.1:{free_port()}/0"  # that of the run has another password
-    return ["cusearch", "launch", str(next(iter(saved_in(run.folder)))), *overrides_of(options)]
 
 
 def long_form(run: KeptRun, name: str) -> Iterator[dict[str, Any]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 from cusearch_async.evaluation.scoring import Scores
-from cusearch_async.files import append_row
+from cusearch_async.files import append_row, write_failed, write_file
 from cusearch_async.metrics.files import Summaries
 from cusearch_async.metrics.log import Curves
 from cusearch_async.metrics.table import scores_of
@@ -16,6 +17,25 @@ from cusearch_async.run.history import epochs_and_steps
 from cusearch_async.transport.interface import RunState
 from cusearch_async.types import Trajectory
 from cusearch_async.weights.folder import epoch_of
+
+log = logging.getLogger(__name__)
+
+
+OF_RUN = "scored-run"
+"""In an evaluator's folder: the id of the run whose scores are there."""
+
+
+def set_others_aside(folder: Path, run_id: str) -> None:
+    """In a folder of an evaluator's alone, scores of an earlier run would count as this run's. Raises: WriteFailed."""
+    of, scores = folder / OF_RUN, folder / SCORES
+    try:
+        before = of.read_text(encoding="utf-8") if of.exists() else run_id
+        if before != run_id and scores.exists():
+            scores.rename(folder / f"{SCORES}.{before}")
+            log.info("the scores of an earlier run are in %s now", folder / f"{SCORES}.{before}")
+        write_file(of, run_id.encode())
+    except OSError as error:
+        raise write_failed(of, error) from error
 
 
 class Done:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
 from cusearch_async.errors import LearnerUnreachable, WeightsUnavailable
-from cusearch_async.evaluation.scores import Done, record
+from cusearch_async.evaluation.scores import Done, record, set_others_aside
 from cusearch_async.evaluation.scoring import due_version, score_all, summarize
 from cusearch_async.files import write_failed
 from cusearch_async.lifecycle.gpu_share import gpu_lock
@@ -23,6 +23,7 @@ from cusearch_async.processes.engines import ask_retriever, check_policy, open_r
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.weight_loader import Finish, PatientLoader, wait_until_announced
+from cusearch_async.run.folder import read_marker
 from cusearch_async.run.identity import identity_of
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import RunState, WorkerBuffer
@@ -97,6 +98,8 @@ class Evaluator:
         """Ends early once `stop` is set."""
         config, done, finish = self._config, self._done, Finish(self._config.run.steps)
         await wait_until_announced(self._buffer, stop.is_set)
+        if read_marker(config.folder) is None:
+            set_others_aside(config.folder, (await self._buffer.identity()).run_id)
         while not stop.is_set():
             state = await self._buffer.state()
             done.follow(state)

@@ -133,7 +133,16 @@ class Identity:
 
         If there is no folder at all, the host is not compared, because some hosts get a new name at each start."""
         was_here = self.folder == run.folder and (not self.run_id or self.host == run.host)
-        return run.run_id in ("", self.run_id) or was_here
+        return (run.run_id in ("", self.run_id) or was_here) and not self.is_copy_of(run)
+
+    def is_copy_of(self, run: Identity) -> bool:
+        """Whether the folder of `run` is beside this one: that of a folder that was moved is gone. Raises: ConfigError
+        for a marker that cannot be read."""
+        there = Path(run.folder)
+        if not self.run_id or self.run_id != run.run_id or not (self.folder and run.folder and there.exists()):
+            return False
+        marker = None if there.samefile(self.folder) else read_marker(there)
+        return marker is not None and marker.id == self.run_id
 
 
 NOBODY = Identity()
@@ -179,6 +188,11 @@ def refusal(name: str, own: Identity, run: Identity, accepts_changes: bool = Fal
         places = Difference("run.folder", f"{own.folder} on {own.host}", f"{run.folder} on {run.host}")
         command = shlex.join(["cusearch", "reset", "CONFIG", "--run.folder", run.folder])
         return not_this_run(name, [places], f"`{command}` deletes that run")
+    if own.is_copy_of(run):
+        return ContractMismatch(
+            f"{own.folder} is a copy of {run.folder}, the folder of run {name!r}; `cusearch runs fork` makes another "
+            "run of a checkpoint"
+        )
     if accepts_changes or own.terms == run.terms:
         return None
     if not run.terms:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.config import Config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, CorruptPayload
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run.folder import METRICS, refuse_no_run
 from cusearch_async.training.recorder import read_record, recorded
+from cusearch_async.types import Trajectory
+
+log = logging.getLogger(__name__)
 
 RECORDS = 20
 """The last records of a run that episodes are taken from."""
@@ -61,14 +66,23 @@ def typical(median_s: float, p99_s: float) -> NDArray[np.float64]:
     return median_s * np.exp([normal.inv_cdf(place) for place in places])
 
 
+def _recorded(folder: Path, step: int, max_tokens: int) -> Iterable[Trajectory]:
+    try:
+        return read_record(folder, step).trajectories(max_tokens)
+    except (ConfigError, CorruptPayload) as error:  # half written, or removed by a learner
+        log.warning("the record of step %d in %s is left out: %s", step, folder, error)
+        return ()
+
+
 def recorded_durations(folder: Path, config: Config) -> Durations:
     """Those of a run. Raises: ConfigError for a folder without steps or records."""
     refuse_no_run(folder)
     rows, steps = read_metrics(folder / METRICS), sorted(recorded(folder))[-RECORDS:]
     if not rows or not steps:
         raise ConfigError(f"{folder} has no {'steps' if not rows else 'records (run.records_mib)'} to take times from")
-    found = [t for step in steps for t in read_record(folder, step).trajectories(config.episode.max_trajectory_tokens)]
-
+    found = [t for step in steps for t in _recorded(folder, step, config.episode.max_trajectory_tokens)]
+    if not found:
+        raise ConfigError(f"none of the records in {folder} can be read")
     loads = [row.get("rollout/weight_load_s", 0.0) / max(1.0, row.get("rollout/workers", 1.0)) for row in rows]
     loads = [load for load in loads if load > 0] or [0.0]  # not each step has one
     return Durations(

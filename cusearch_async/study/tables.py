@@ -136,9 +136,10 @@ def done(run: PlannedRun, plan: Plan, folder: Path, wall_s: float) -> Tables:
 
 
 def lacks_a_score(run: PlannedRun, folder: Path) -> bool:
-    """Whether it has its last score and not all before: `launch` has nothing left to do there."""
+    """Whether it has its last score and not all before, or not all steps: `launch` has nothing left to do there."""
     scored = [row["step"] for row in read_scores(folder / SCORES, epochs_and_steps(folder))]
-    return scored[-1:] == [run.config.run.steps] and scored != _versions(run)
+    lacks = scored != _versions(run) or len(read_metrics(folder / METRICS)) < run.config.run.steps
+    return scored[-1:] == [run.config.run.steps] and lacks
 
 
 def _versions(run: PlannedRun) -> list[int]:

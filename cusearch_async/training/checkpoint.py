@@ -25,10 +25,10 @@ import xxhash
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WriteFailed
-from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, writing
+from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, sync, write_failed, writing
 from cusearch_async.learner.interface import STATE_FILE
 from cusearch_async.metrics.files import DigestedScores
-from cusearch_async.run.folder import SCORES
+from cusearch_async.run.folder import METRICS, SCORES
 from cusearch_async.run.history import counts, epochs_and_steps
 from cusearch_async.run.identity import differences, fixed_terms, not_this_run
 from cusearch_async.training.selector import initial_method_state
@@ -168,7 +168,12 @@ class Checkpoints:
 
     def finish(self, step: int) -> None:
         """Make the written checkpoint count. Raises: WriteFailed when it cannot be read back as it was written."""
-        target = self._path(step)
+        target, curves = self._path(step), self.folder.parent / METRICS
+        try:
+            if curves.exists():
+                sync(curves)  # of the steps before this one, which are not made again after a crash
+        except OSError as error:
+            raise write_failed(curves, error) from error
         put_in_place(target)
         if damaged := damage_of(target):
             remove(target)

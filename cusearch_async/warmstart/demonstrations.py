@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -98,14 +98,18 @@ def _makers(sources: Sources, rollout: _Rollout) -> Iterator[Callable[[], Trajec
             yield partial(rollout.of_row, row, origin, number)
     for folder in sources.runs:
         for step in recorded(folder):
-            record = read_record(folder, step)
             try:
-                pool = record.trajectories(rollout.most_tokens_of_rows)
-            except (CorruptPayload, InvalidTrajectory) as error:
-                raise ConfigError(f"the record of step {step} in {folder} cannot be read: {error}") from error
+                pool = read_record(folder, step).trajectories(rollout.most_tokens_of_rows)
+            except (ConfigError, CorruptPayload, InvalidTrajectory) as error:  # half written, or removed by a learner
+                yield partial(_refuse, f"the record of step {step} in {folder} cannot be read: {error}")
+                continue
             for trajectory in pool:
                 if trajectory.reward >= sources.min_reward:
                     yield partial(rollout.checked, trajectory, f"{folder}, step {step}, trajectory {trajectory.id}")
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise ConfigError(problem)
 
 
 class _Rollout:

@@ -7,7 +7,7 @@ from argparse import Namespace
 
 import pytest
 
-from cusearch_async.cli import runs
+from cusearch_async.cli.parts import fork
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.run import folder as run_folder
@@ -36,21 +36,21 @@ def checkpointed(make_run):
 def test_a_run_that_has_no_checkpoint_yet_says_so(make_run, tmp_path):
     """It had none of step 0, which nobody had asked for."""
     with pytest.raises(ConfigError, match=r"one has no checkpoint yet$"):
-        runs.fork(Namespace(folder=make_run("one").folder, new=tmp_path / "new", step=None), [])
+        fork.fork(Namespace(folder=make_run("one").folder, new=tmp_path / "new", step=None), [])
 
 
 def test_a_fork_that_was_not_launched_is_not_forked(checkpointed, tmp_path):
     """Its command named a config.toml that is not there, and the folders of the first run."""
-    runs.fork(Namespace(folder=checkpointed.folder, new=tmp_path / "new", step=None), [])
+    fork.fork(Namespace(folder=checkpointed.folder, new=tmp_path / "new", step=None), [])
     with pytest.raises(ConfigError, match=r"new has no config: .* fork the run that it is of instead"):
-        runs.fork(Namespace(folder=tmp_path / "new", new=tmp_path / "newer", step=None), [])
+        fork.fork(Namespace(folder=tmp_path / "new", new=tmp_path / "newer", step=None), [])
     assert not (tmp_path / "newer").exists()
 
 
 def test_the_config_of_a_launch_that_ended_early_is_named(checkpointed, tmp_path, caplog):
     caplog.set_level("INFO")
     (checkpointed.folder / "config.toml").rename(checkpointed.folder / "launch.toml")
-    runs.fork(Namespace(folder=checkpointed.folder, new=tmp_path / "new", step=None), [])
+    fork.fork(Namespace(folder=checkpointed.folder, new=tmp_path / "new", step=None), [])
     assert f"cusearch launch {checkpointed.folder}/launch.toml " in caplog.messages[-1]
 
 
@@ -113,7 +113,7 @@ def test_a_fork_has_a_redis_of_its_own_beside_that_of_the_run(checkpointed, tmp_
     caplog.set_level("INFO")
     (checkpointed.folder / "redis").mkdir()
     for is_up in (False, True):
-        monkeypatch.setattr(runs, "is_listening", lambda _, is_up=is_up: is_up)
+        monkeypatch.setattr(fork, "is_listening", lambda _, is_up=is_up: is_up)
         cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(tmp_path / f"new-{is_up}"))
         assert ("--redis.url redis://127.0.0.1:" in caplog.messages[-1]) == is_up
 
@@ -134,3 +134,19 @@ def test_what_cannot_be_forked_is_said_and_leaves_nothing(checkpointed, tmp_path
     with pytest.raises(ConfigError, match=re.escape(why)):
         cusearch(capsys, "runs", "fork", str(checkpointed.folder), str(place), *words)
     assert not (tmp_path / to).exists()
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_copied_is_named(checkpointed, tmp_path, monkeypatch):
+    """By the learner of a live run; the error named the new folder, which is fine, as one that cannot be written."""
+
+    def removing(source, target):
+        (source / "state.json").unlink()
+        raise FileNotFoundError(2, "No such file or directory", str(source / "state.json"))
+
+    monkeypatch.setattr(fork.shutil, "copytree", removing)
+    given = Namespace(folder=checkpointed.folder, new=tmp_path / "new", step=None)
+    with pytest.raises(ConfigError, match=r"one/checkpoints/step000004-e1 was removed meanwhile .*; fork again"):
+        fork.fork(given, [])
+    monkeypatch.undo()
+    fork.fork(given, [])
+    assert Checkpoints(tmp_path / "new", 1).latest().state.step == 2

@@ -50,6 +50,16 @@ async def test_times_come_from_the_records_and_rows_of_a_run(recorded_run):
     assert [*found.update_s] == [5.5, 6.5]
 
 
+async def test_a_record_that_is_half_written_is_left_out(recorded_run, caplog):
+    """As after a crash of the machine."""
+    (recorded_run.folder / "records" / "000001-e1.zz").write_bytes(b"half")
+    assert len(recorded_durations(recorded_run.folder, recorded_run).episode_s) == 8
+    assert "the record of step 1 in" in caplog.text
+    (recorded_run.folder / "records" / "000000-e1.zz").write_bytes(b"half")
+    with pytest.raises(ConfigError, match=r"none of the records in .* can be read"):
+        recorded_durations(recorded_run.folder, recorded_run)
+
+
 @pytest.mark.parametrize(
     ("options", "stands_s"),
     [

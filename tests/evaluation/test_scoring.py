@@ -20,7 +20,7 @@ from cusearch_async.cli.launch import is_complete
 from cusearch_async.config import load_config
 from cusearch_async.data.questions import BESIDE_SCORES
 from cusearch_async.errors import EpisodeFailed, InvalidTrajectory, SearchRefused, WriteFailed
-from cusearch_async.evaluation.scores import Done, record
+from cusearch_async.evaluation.scores import Done, record, set_others_aside
 from cusearch_async.evaluation.scoring import (
     EVAL_TICKETS,
     FIGURES,
@@ -340,3 +340,14 @@ async def test_a_question_that_fails_each_time_is_named(error, why):
     with pytest.raises(ExceptionGroup) as failed:
         await evaluate(Failing(3, error), QUESTIONS, 0.0, 8)
     assert str(failed.value.exceptions[0]) == f"question nq/3 failed 3 times: {why}"
+
+
+def test_scores_of_an_earlier_run_in_an_evaluators_own_folder_are_set_aside(tmp_path):
+    """They counted as this run's: nothing was scored, and the evaluator ended."""
+    set_others_aside(tmp_path, "one")
+    record(tmp_path, 20, "v000020-e1", 1.0, {"all": {"em": 0.1}})
+    set_others_aside(tmp_path, "one")
+    assert done_at(tmp_path, "v000020-e1") == 20
+    set_others_aside(tmp_path, "two")
+    assert done_at(tmp_path, "v000000-e1") == -1
+    assert (tmp_path / "eval.jsonl.one").read_text().count("\n") == 1

@@ -212,3 +212,21 @@ def test_a_method_that_differs_in_what_it_generates_is_refused(name):
     """It was given GRPO-Full's pools, and so GRPO-Full's figures."""
     with pytest.raises(ConfigError, match=f"--methods: {name} takes all that it generates"):
         align._method(load_config(Path("atlas")), name, 12)
+
+
+def test_figures_that_cannot_be_written_leave_those_of_the_policies_before(tmp_path, monkeypatch):
+    """Hours of work, in the only copy."""
+    output = tmp_path / "align.json"
+    align._write(output, [0], 2, 8, 2, {})
+    before = output.read_text()
+
+    def full(path, content):
+        with path.open("wb") as file:
+            file.write(content[:5])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_text", lambda path, text, **_: full(path, text.encode()))
+    with pytest.raises(ConfigError, match="No space left on device"):
+        align._write(output, [0, 4], 2, 8, 2, {})
+    assert output.read_text() == before

@@ -289,3 +289,19 @@ def test_who_may_delete_what_redis_holds(tmp_path):
     run_folder.mark(tmp_path / "a", "atlas")
     assert may_delete(known, "a"), "its folder was replaced"
     assert not may_delete(elsewhere, "a"), "two hosts with the same paths"
+
+
+def test_a_copy_of_a_folder_is_not_its_run(tmp_path):
+    """Both had its id: a reset of the copy deleted the run's keys and its objects, and a learner in it took them."""
+    run_folder.mark(tmp_path / "a", "atlas")
+    known = NOBODY.in_folder(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copy = NOBODY.in_folder(tmp_path / "b")
+    with pytest.raises(ContractMismatch, match=rf"{tmp_path / 'b'} is a copy of {tmp_path / 'a'}, .* runs fork"):
+        has_joined("atlas", copy, known, accepts_changes=True)
+    assert not copy.may_delete(known)
+    assert NOBODY.in_folder(tmp_path / "a").may_delete(known)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert NOBODY.in_folder(tmp_path / "link").may_delete(known)
+    shutil.rmtree(tmp_path / "a")
+    assert has_joined("atlas", copy, known), "it was moved, by way of a copy"

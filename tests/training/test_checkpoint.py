@@ -389,3 +389,13 @@ def test_other_ranks_and_another_zero_stage_go_on_and_are_logged(atlas_config, t
     check_same_run(tmp_path, saved, load_config(atlas_config, [*STEPS, *changes]))
     [record] = caplog.records
     assert "was saved by 1 ranks, ZeRO-1; resharding the optimizer state to " in record.message
+
+
+def test_the_curves_before_a_checkpoint_are_on_disk_when_it_counts(tmp_path, monkeypatch):
+    """After a crash of the machine their steps are not made again: a study's run could never be finished."""
+    done, put = [], checkpoint.put_in_place
+    monkeypatch.setattr(checkpoint, "sync", lambda path: done.append(path.name))
+    monkeypatch.setattr(checkpoint, "put_in_place", lambda path: done.append(path.name) or put(path))
+    (tmp_path / "metrics.jsonl").write_text("")
+    save(learner(tmp_path), 2)
+    assert done == ["metrics.jsonl", "step000002-e1"]

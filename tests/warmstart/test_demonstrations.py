@@ -341,6 +341,16 @@ def test_a_record_of_an_older_payload_is_named_by_its_step_and_folder(tmp_path, 
         read_demonstrations(older, tokenizer, config)
 
 
+def test_a_record_that_is_half_written_leaves_out_its_step_alone(tmp_path, tokenizer, config):
+    """As after a crash of the machine; it ended the warm start."""
+    [good] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
+    recorded_as(tmp_path / "run", encode(good))
+    (tmp_path / "run" / "records" / "000001-e1.zz").write_bytes(zlib.compress(b"half")[:6])
+    read = read_demonstrations(Sources(runs=(tmp_path / "run",)), tokenizer, config)
+    assert len(read.trajectories) == 1
+    assert "the record of step 1 in" in read.problems[0]
+
+
 def test_a_recorded_token_that_the_model_does_not_have_is_told(tmp_path, tokenizer, config):
     """Of an agent, whose prompt is not compared; it ended in the embedding."""
     [good] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
