@@ -79,7 +79,7 @@ RULES = (
         "effective sample size below 0.95",
         "Trained tokens are of a policy too far from the present one.",
         "Lower pool.max_staleness or lr.",
-        "cusearch runs plot {run}",
+        "cusearch dashboard {run}",
         findings.off_policy,
     ),
     Rule(
@@ -143,7 +143,7 @@ RULES = (
         "train/kl_reference above 0.2 nats",
         "The policy has moved far from the model it began as.",
         "Raise loss.kl_coef, or lower lr.",
-        "cusearch runs plot {run}",
+        "cusearch dashboard {run}",
         findings.drifts,
     ),
     Rule(

@@ -43,7 +43,7 @@ from cusearch_async.learner.model import (
 )
 from cusearch_async.learner.plan import MicroBatch, MiniBatch, plan_update
 from cusearch_async.learner.ranks import Ranks
-from cusearch_async.learner.suitability import refuse_unsuitable_policy
+from cusearch_async.learner.suitability import refuse_other_models, refuse_unsuitable_policy
 from cusearch_async.learner.update import LogProbs, Update, learning_rate, surrogate_of, to_backward
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.update import UpdateReport
@@ -89,7 +89,7 @@ class DeepSpeedLearner:
         if config.learner.compile:
             compile_layers(model, config.model.location)
         self._hf_config = model.config
-        self._ranks.sum(torch.zeros(1))  # all have loaded: the group of DeepSpeed's start has another time-out
+        refuse_other_models(ranks, config.model.location)
         self._engine = DeepSpeedEngine(self._module, config.learner, config.model.dtype)
         self._device = self._engine.device
         self._lent = threading.Lock()

@@ -11,6 +11,8 @@ import torch
 from cusearch_async.errors import ConfigError
 from cusearch_async.learner.batching import pack
 from cusearch_async.learner.model import SampledLogprobs
+from cusearch_async.learner.ranks import Ranks
+from cusearch_async.run.provenance import weights_of
 
 _TOKENS = 8
 """Of each of the sequences that are tried."""
@@ -65,3 +67,17 @@ def _seen_of_the_first(policy: SampledLogprobs, *sequences: torch.Tensor) -> flo
         for before in (first, other)
     )
     return float((one - another).abs().max())
+
+
+def refuse_other_models(ranks: Ranks, location: str) -> None:
+    """DeepSpeed gives all ranks the policy of rank 0, and not the reference: another revision in a node's cache would
+    be one. All ranks wait here for those that load slowly: the group with which DeepSpeed starts has another time-out.
+
+    Raises: ConfigError on all ranks."""
+    found = ranks.gather(weights_of(location))
+    others = [str(rank) for rank, one in enumerate(found) if one != found[0] and one and found[0]]
+    if others:
+        raise ConfigError(
+            f"model.path {location} has other weights on rank {', '.join(others)} than on rank 0: {found[0]!r} and "
+            f"{found[int(others[0])]!r}; give all nodes the same files"
+        )

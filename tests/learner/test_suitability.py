@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from cusearch_async.config import STARTER
 from cusearch_async.errors import ConfigError
 from cusearch_async.learner.model import SampledLogprobs
-from cusearch_async.learner.suitability import refuse_unsuitable_policy
+from cusearch_async.learner.suitability import refuse_other_models, refuse_unsuitable_policy
 
 pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
 
@@ -101,3 +105,11 @@ def test_a_model_with_flash_attention_is_asked_without_and_keeps_it():
     )
     refuse_unsuitable_policy(policy, "org/m", packing=True)
     assert asked == ["sdpa", "flash_attention_2"]
+
+
+@pytest.mark.parametrize(("theirs", "is_refused"), [("{own}", False), ("", False), ("9 bytes (0)", True)])
+def test_ranks_with_other_weights_are_named(theirs, is_refused):
+    """Their share was trained towards another reference, and nothing showed it."""
+    ranks = SimpleNamespace(gather=lambda own: [own, theirs.format(own=own)])
+    with pytest.raises(ConfigError, match=r"other weights on rank 1 than on rank 0") if is_refused else nullcontext():
+        refuse_other_models(ranks, str(STARTER))
