@@ -154,6 +154,8 @@ class WorkerRates:
 
     def __init__(self) -> None:
         self._last: dict[str, dict[str, float]] = {}
+        self._speeds: dict[str, float] = {}
+        """Tokens per second of the requests of each worker that ended in the last step in which any did."""
 
     def since_last(self, workers: Mapping[str, WorkerStatus], had_questions: bool = True) -> Metrics:
         """Tokens per second of all workers, share of time their engines stood idle, the slowest one's speed; seconds of
@@ -179,11 +181,12 @@ class WorkerRates:
         if since:
             rates["rollout/idle_share"] = max(0.0, 1 - total["busy_s"] / total["alive_s"])
         # of a request: who has few at once samples fewer tokens a second, and is not slow
-        speeds = [
-            totals["sampled_tokens"] / totals["request_s"] for totals in since.values() if totals["request_s"] > 0
-        ]
-        if len(speeds) > 1 and (usual := float(np.median(speeds))) > 0:
-            rates["rollout/slowest_share"] = min(speeds) / usual
+        ended = {name: of["sampled_tokens"] / of["request_s"] for name, of in since.items() if of["request_s"] > 0}
+        # who is slow ends none in many a step
+        self._speeds = {name: speed for name, speed in self._speeds.items() if name in now and workers[name].in_flight}
+        self._speeds |= ended
+        if len(self._speeds) > 1 and (usual := float(np.median([*self._speeds.values()]))) > 0:
+            rates["rollout/slowest_share"] = min(self._speeds.values()) / usual
         return (rates if had_questions and (since or not now) else {}) | {
             "rollout/workers": float(sum(workers[name].is_alive for name in now)),
             "rollout/weight_load_s": total["weight_load_s"],

@@ -131,6 +131,20 @@ def test_the_slowest_worker_is_measured_against_the_median_while_it_works():
     assert "rollout/slowest_share" not in rates.since_last({}), "nor of one alone"
 
 
+def test_a_slow_worker_that_ends_no_request_in_a_step_stays_the_slowest():
+    """Twenty times slower than the other, it ended one in every second step, and no alarm saw three in a row."""
+    rates = WorkerRates()
+    fast, slow = (
+        WorkerStatus(sampled_tokens=1000, request_s=50, alive_s=10, in_flight=4),
+        WorkerStatus(sampled_tokens=80, request_s=80, alive_s=10, in_flight=4),
+    )
+    first = rates.since_last({"a": fast, "b": slow})["rollout/slowest_share"]
+    fast = replace(fast, sampled_tokens=2000, request_s=100, alive_s=20)
+    assert rates.since_last({"a": fast, "b": slow})["rollout/slowest_share"] == first, "it has not even reported"
+    fast, idle = replace(fast, sampled_tokens=3000, request_s=150, alive_s=30), replace(slow, alive_s=30, in_flight=0)
+    assert "rollout/slowest_share" not in rates.since_last({"a": fast, "b": idle})
+
+
 def test_worker_totals_become_rates_of_the_step():
     rates = WorkerRates()
     total = WorkerStatus(sampled_tokens=1000, busy_s=8, alive_s=10, weight_load_s=1)
