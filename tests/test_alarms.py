@@ -203,3 +203,27 @@ def test_a_spike_is_seen_behind_a_step_without_a_gradient():
     assert ("large_gradient", "norm 1.50, usually 0.05, clipped at 1") in fired(*norms)
     early = fired({"train/grad_norm": 0.1}, {"train/grad_norm": 5.0})
     assert ("large_gradient", "norm 5.00, clipped at 1") in early
+
+
+@pytest.mark.parametrize(
+    ("rule", "metric", "fires", "does_not", "steps"),
+    [
+        ("machine_full", "machine/disk_free_gib", 1.99, 2.01, 1),
+        ("machine_full", "machine/memory_used_share", 0.96, 0.94, 3),
+        ("buffer_full", "buffer/bytes", 0.91 * LIMITS.buffer_bytes, 0.89 * LIMITS.buffer_bytes, 1),
+        ("redis_full", "buffer/server_share", 0.91, 0.89, 1),
+        ("slow_worker", "rollout/slowest_share", 0.19, 0.21, 3),
+        ("off_policy", "off_policy/ess", 0.94, 0.96, 1),
+        ("drifts", "train/kl_reference", 0.21, 0.19, 1),
+    ],
+)
+def test_a_rule_fires_at_the_number_that_it_prints(rule, metric, fires, does_not, steps):
+    """Its condition is there twice, as text and as code."""
+
+    def alarms(value: float, count: int) -> set[str]:
+        rows = [{"step": step, "epoch": 1, metric: value} for step in range(count)]
+        return {alarm.rule.name for alarm in alarms_of(rows, History(LIMITS))}
+
+    assert rule in alarms(fires, steps)
+    assert rule not in alarms(does_not, steps)
+    assert steps == 1 or rule not in alarms(fires, steps - 1)

@@ -47,7 +47,7 @@ def calling(*queries: str, text: str = "") -> str:
 
 
 class Scene:
-    def __init__(self, turns, program="with_tools", template=PLAIN, found=FOUND, **settings) -> None:
+    def __init__(self, turns, program="with_tools", template=PLAIN, found=FOUND, seed=0, **settings) -> None:
         self.tokenizer = chat_tokenizer(template)
         end = self.tokenizer.eos_token
         self.policy = ScriptedPolicy(self.tokenizer, [turn if turn.endswith("CUT") else turn + end for turn in turns])
@@ -60,7 +60,7 @@ class Scene:
         episode = EpisodeConfig(s_max=3, max_prompt_tokens=200, max_observation_tokens=200, max_turn_tokens=200)
         environments = {"a": environment.make(self.search)}
         self.runner = AgentRunner(
-            self.policy, environments, self.tokenizer, episode.model_copy(update=settings), seed=0
+            self.policy, environments, self.tokenizer, episode.model_copy(update=settings), seed=seed
         )
 
     async def run(self, temperature: float | None = None):
@@ -419,6 +419,18 @@ async def test_greedy_episodes_have_no_seed_and_others_one_of_each_turn():
     await sampled.run()
     assert [request.seed for request in greedy.policy.requests] == [None, None]
     assert len({request.seed for request in sampled.policy.requests} - {None}) == 2
+
+
+async def test_the_seed_of_a_turn_is_a_function_of_seed_ticket_rollout_and_turn():
+    async def seeds(ticket, rollout, seed):
+        scene = Scene([calling("Pinsk"), "5"], seed=seed)
+        await scene.runner.run(QUESTION, ticket, rollout, "w")
+        return tuple(request.seed for request in scene.policy.requests)
+
+    places = [(ticket, rollout, seed) for ticket in range(2) for rollout in range(2) for seed in range(2)]
+    found = [await seeds(*place) for place in places]
+    assert found == [await seeds(*place) for place in places]
+    assert len({seed for of_turns in found for seed in of_turns}) == 2 * len(places)
 
 
 def test_a_model_without_a_chat_template_and_a_program_that_is_not_async_are_refused():

@@ -149,6 +149,13 @@ def test_k3_is_never_negative_and_bounded(log_policy, log_reference):
     assert -1e-6 <= kl <= MAX_KL
 
 
+def test_k3_has_no_gradient_where_it_is_bounded():
+    """Without the bound of its exponent, NaN: infinity times 0."""
+    log_policy = torch.tensor([-100.0, -25.0], requires_grad=True)
+    k3_kl(log_policy, torch.zeros(2)).sum().backward()
+    assert log_policy.grad.tolist() == [0.0, 0.0]
+
+
 def test_the_mean_of_k3_over_samples_is_the_kl_divergence():
     """Exactly, by enumeration: Σ π_θ k3 = KL(π_θ || π_ref)."""
     policy, reference = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.5, 0.2, 0.3])

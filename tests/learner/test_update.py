@@ -140,6 +140,20 @@ def test_each_correction_has_its_own_bound_unless_one_is_set(config_of, correcti
     assert update.tokens(micro, torch.full((2,), -1.0)).weights.tolist() == pytest.approx(kept)
 
 
+LOW = ("--loss.correction_low", "0.2")
+
+
+@pytest.mark.parametrize(
+    ("correction", "bound", "kept"),
+    [("icepop", (), [0, 0.6]), ("icepop", LOW, [0.3, 0.6]), ("geometric", (), [0, 0]), ("geometric", LOW, [0.3, 0.6])],
+)
+def test_what_is_sampled_more_often_than_it_is_likely_is_left_out(config_of, correction, bound, kept):
+    """π_prox / μ of 0.3 and 0.6, 0.42 on geometric average; the lower bound is 0.5 unless it is set."""
+    update, micro = update_of(trajectories()[:1], "--loss.correction", correction, *bound, config_of=config_of)
+    update.set_proximal({micro: torch.tensor([0.3, 0.6]).log() - 1})
+    assert update.tokens(micro, torch.full((2,), -1.0)).weights.tolist() == pytest.approx(kept)
+
+
 def test_what_is_not_finite_is_named_by_its_trajectory(config_of):
     update, micro = update_of(trajectories(), config_of=config_of)
     update.set_reference({micro: laid_out(micro, [-1, math.nan], [-1] * 4)})

@@ -311,12 +311,12 @@ async def test_draws_are_a_function_of_seed_ticket_rollout_and_turn():
     async def draws(ticket, rollout, seed):
         episode = Episode([SEARCH, SEARCH, ANSWER], seed=seed)
         await episode.run(ticket, rollout)
-        return tuple(draw for _, draw in episode.search.asked)
+        return (*(draw for _, draw in episode.search.asked), *(request.seed for request in episode.policy.requests))
 
     places = [(ticket, rollout, seed) for ticket in range(3) for rollout in range(3) for seed in range(2)]
     found = [await draws(*place) for place in places]
     assert found == [await draws(*place) for place in places]
-    assert len({draw for pair in found for draw in pair}) == 2 * len(places)
+    assert len({draw for drawn in found for draw in drawn}) == 3 * len(places), "a search has that of its turn"
 
 
 async def test_turns_that_are_cut_off_at_their_most_tokens_are_counted():

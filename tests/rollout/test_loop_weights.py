@@ -11,7 +11,7 @@ from cusearch_async.errors import WeightsUnavailable, WriteFailed
 from cusearch_async.rollout import weight_loader
 from cusearch_async.rollout.loop import RolloutLoop
 from tests.conftest import SLOW
-from tests.rollout.workers import QUESTIONS, SMALL, FakeEngine, FakeSearch, running, until
+from tests.rollout.workers import QUESTIONS, SMALL, FakeEngine, FakeSearch, HeldRunner, running, until
 from tests.transport.filling import start
 
 
@@ -84,6 +84,27 @@ async def test_a_worker_with_nothing_to_do_gives_torn_weights_up_after_a_while(p
     await start(buffer)
     with pytest.raises(WeightsUnavailable, match=r"v000000-e1 is missing or damaged; no other version .* for 0\.3 s"):
         await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
+
+
+async def test_the_first_version_and_each_so_many_are_compared_with_the_learners(parts, atlas_config):
+    _, buffer, _, loop = parts
+    config = load_config(atlas_config, [*SMALL, "--rollout.canary_every", "3"])
+    engine, checks = FakeEngine(), []
+    load = engine.load
+
+    async def noting(store, name, check):
+        checks.append(check)
+        await load(store, name, check)
+
+    engine.load = noting
+    loop = RolloutLoop("w", config, buffer, engine, None, HeldRunner(), FakeSearch(), QUESTIONS)
+    await start(buffer)
+    async with running(loop):
+        for version in range(1, 7):
+            await until(lambda before=version - 1: engine.version == before)
+            await buffer.announce(version, f"v{version:06d}-e1")
+        await until(lambda: engine.version == 6)
+    assert checks == [True, False, False, True, False, False, True]
 
 
 async def test_a_worker_waits_for_a_learner_that_starts_again_and_publishes_what_cannot_be_read(parts, atlas_config):

@@ -85,16 +85,19 @@ async def test_room_of_an_ended_episode_is_used_at_once(parts):
         await until(lambda: {ticket for ticket, _ in runner.running} == {1, 2})
 
 
-async def test_a_failed_ticket_is_released_at_once(parts):
+async def test_a_ticket_whose_episodes_were_cancelled_is_released_and_played_again_at_once(parts):
     run, buffer, runner, loop = parts
     await start(buffer)
     async with running(loop):
         await until(lambda: len(runner.running) == 16)
-        await quiet(buffer)
+        before, places = await quiet(buffer), ((3, 0), (3, 1))
+        old = {place: runner.running[place] for place in places}
         tasks = [task for task, grant in loop._episodes.items() if grant.ticket == 3]
         for task in tasks:
             task.cancel()
-        await until(lambda: buffer.asked["admit"] > 1 and 3 in run.leases and len(runner.running) == 16)
+        await until(lambda: all(runner.running.get(place) not in (None, old[place]) for place in places))
+        assert buffer.asked["admit"] > before["admit"]
+        assert 3 in run.leases
 
 
 async def test_a_worker_that_waits_for_news_ends_at_once_when_it_is_stopped(parts):

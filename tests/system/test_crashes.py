@@ -23,7 +23,6 @@ from cusearch_async.cli import reset
 from cusearch_async.config import load_config
 from cusearch_async.errors import RunInUse
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run.history import read_starts, read_stop
 from cusearch_async.run.identity import DATA
 from cusearch_async.transport.server import is_listening, server_command
@@ -174,6 +173,7 @@ def test_a_learner_that_is_killed_anywhere_ends_with_the_same_weights_bit_for_bi
     assert ledger["finished"] == ledger["buffered"] + ledger["trained"] + ledger["unselected"]
     assert ledger["claimed"] == 0
     assert (ledger["trained"], ledger["unselected"]) == (STEPS * 4, STEPS * 4)
+    assert [row["step"] for row in read_metrics(lives.folder / "metrics.jsonl")] == [*range(STEPS)]
 
 
 def test_a_torn_checkpoint_is_skipped_and_the_run_goes_on_from_the_one_before(

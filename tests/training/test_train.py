@@ -20,6 +20,7 @@ from cusearch_async.training.background import in_thread
 from cusearch_async.training.checkpoint import Checkpoints, state_at
 from cusearch_async.training.heartbeat import Heartbeat
 from cusearch_async.training.loop import train
+from cusearch_async.training.report import StepReport
 from cusearch_async.training.selector import candidates_of, initial_method_state, method_state, select
 from cusearch_async.training.takeover import explain
 from cusearch_async.transport.interface import WorkerStatus
@@ -99,10 +100,20 @@ def rows(s):
     return [row["step"] for row in read_metrics(s.config.folder / "metrics.jsonl")]
 
 
-async def test_a_step_is_claimed_trained_on_committed_published_and_only_then_saved(setting, caplog):
+async def test_a_step_is_claimed_trained_on_committed_published_and_only_then_saved(setting, caplog, monkeypatch):
     s = setting("--pool.max_staleness", "0")
+    write = StepReport.write
+
+    async def noting(own, chosen, *figures):
+        s.events.append(f"row {chosen.pool.step}")
+        return await write(own, chosen, *figures)
+
+    monkeypatch.setattr(StepReport, "write", noting)
     with caplog.at_level(logging.INFO):
         await start(s)
+    captured = s.events.index("capture .unfinished-step000002-e1")
+    assert s.events.index("row 1") < captured, "a step is made once: after a crash between the two it would have no row"
+    s.events = [event for event in s.events if not event.startswith("row")]
     of_steps = ("claim", "update", "commit", "announce")
     assert [event for event in s.events if event.startswith(of_steps)] == [
         "announce v000000-e1",
