@@ -77,7 +77,7 @@ def in_short(run: KeptRun) -> Json:
         "about": about(run),
         "progress": progress(run),
         "last_em": run.last_em,
-        "firing": len(firing(run)),
+        "firing": None if run.history is None else len(firing(run)),
         "step": [row["step"] for row in kept],
         "values": curves,
     }

@@ -147,7 +147,7 @@ function draw(place, spec, series, steps = axis()) {
   });
   const colours = series.map((one) => css(one.colour));
   const smooth = series.map((one) => steps.length >= SMOOTHED_FROM && !spec.stacked && !one.points && !one.isBound && !one.stepped);
-  const raw = series.flatMap((one) => one.raw), limits = extent(raw);
+  const raw = series.flatMap((one) => one.raw), limits = extent(spec.stacked ? [0, ...drawn.flat()] : raw);
   const isOutside = spec.range && !spec.stacked && raw.some((value) => isNumber(value) && (value < spec.range[0] || value > spec.range[1]));
   const order = series.map((_, number) => number);
   if (spec.stacked) order.reverse(); // the highest sum first, so that lower areas cover it
@@ -156,7 +156,7 @@ function draw(place, spec, series, steps = axis()) {
     width: Math.max(place.clientWidth, 200), height: 190,
     cursor: { sync: { key: "steps" } },
     bands: high ? [{ series: [high, high + 1], fill: `${css("grey")}30` }] : [],
-    scales: { x: { time: false }, y: spec.range && !isOutside ? { range: spec.range } : spec.stacked ? {} : { range: limits } },
+    scales: { x: { time: false }, y: { range: spec.range && !isOutside ? spec.range : limits } },
     hooks: { drawClear: [(plot) => series.forEach((one, number) => smooth[number] && drawFaintly(plot, steps, one.raw, colours[number]))] },
     axes: [{ ...ticks, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] }, { ...ticks, size: 46, values: short }],
     series: [{ label: "step" }, ...order.map((number) => ({
@@ -168,12 +168,25 @@ function draw(place, spec, series, steps = axis()) {
       value: (_, __, ___, index) => (index === null || index === undefined ? "–" : precise(series[number].raw[index])),
     }))],
   };
+  const view = (views[spec.title] ??= { hidden: new Set() });
+  options.hooks.setScale = [(plot, key) => {
+    const { min, max } = plot.scales.x;
+    if (key === "x") view.zoom = min > steps[0] || max < steps.at(-1) ? { min, max } : null;
+  }];
+  options.hooks.setSeries = [(plot, number) => {
+    const one = number && plot.series[number];
+    if (one) view.hidden[one.show ? "delete" : "add"](one.label);
+  }];
+  order.forEach((number, place) => { options.series[place + 1].show = !view.hidden.has(series[number].label); });
+  const zoom = view.zoom;
   const plot = new uPlot(options, [steps, ...order.map((number) => (smooth[number] ? average(drawn[number]) : drawn[number]))], place);
+  if (zoom) plot.setScale("x", zoom);
   const observer = new ResizeObserver(() => plot.setSize({ width: Math.max(place.clientWidth, 200), height: 190 }));
   observer.observe(place);
   plots.push({ destroy: () => { observer.disconnect(); plot.destroy(); } });
 }
 const plots = [];
+const views = {}; // how a chart was zoomed, and which of its curves are hidden, while it is drawn anew at each step
 
 // A long curve is drawn as its moving average, with its own values faintly behind.
 const SMOOTHED_FROM = 30;
@@ -337,7 +350,12 @@ function makeChangePanel() {
   const kept = `token of ${location.pathname}`;
   token.value = sessionStorage.getItem(kept) ?? "";
   const said = make("p", { class: "faint", role: "status", text: "The token is in the file page-token of the run's folder, or in CUSEARCH_PAGE_TOKEN." });
+  let isBusy = false; // a second click would be refused, or undo what a worker has begun meanwhile
   const change = async (action) => {
+    if (isBusy) return;
+    isBusy = true;
+    said.className = "faint";
+    said.textContent = `${action} …`;
     sessionStorage.setItem(kept, token.value);
     try {
       const headers = { "Content-Type": "application/json", Authorization: `Bearer ${token.value}` };
@@ -348,6 +366,7 @@ function makeChangePanel() {
       said.className = "bad";
       said.textContent = `the server of this page does not answer: ${error.message}`;
     }
+    isBusy = false;
   };
   const buttons = (...actions) => actions.map((action) => make("button", { type: "button", text: action, onclick: () => change(action) }));
   return panel("Change the run", "kept in actions.jsonl", make("div", { class: "controls" }, token, ...buttons("pause", "resume")),
@@ -556,7 +575,7 @@ function runs() {
       onchange: () => { tick.checked ? ticked.add(one.address) : ticked.delete(one.address); show(); } });
     const { done, steps, outcome, error } = one.progress;
     return [tick, make("a", { href: one.address, text: one.name }), make("span", { class: error ? "bad" : "", text: error ?? outcome }), one.about.method, `${done} of ${steps}`,
-      fixed(one.values["reward/em"].at(-1)), fixed(one.last_em), one.firing ? make("span", { class: "bad", text: `${one.firing}` }) : make("span", { class: "ok", text: "none" })];
+      fixed(one.values["reward/em"].at(-1)), fixed(one.last_em), one.firing === null ? make("span", { class: "faint", text: "not known" }) : make("span", one.firing ? { class: "bad", text: `${one.firing}` } : { class: "ok", text: "none" })];
   });
   const list = panel("Runs", "tick those whose curves are to be laid over each other", table(["", "run", "outcome", "method", "steps", "EM, sampled", "held-out EM", "alarms"], rows, [4, 5, 6]));
   list.classList.add("wide");
@@ -571,12 +590,13 @@ function over(metric, title, chosen) {
   }).filter((one) => one.raw.some(isNumber));
   if (!series.length) return null;
   const place = make("div", { role: "img", "aria-label": `${title} of ${series.map((one) => one.label).join(", ")}` });
-  requestAnimationFrame(() => draw(place, {}, series, steps));
+  requestAnimationFrame(() => draw(place, { title }, series, steps));
   return panel(title, null, place);
 }
 
 async function refreshRuns() {
   const found = await fetched("runs.json");
+  document.getElementById("head").replaceChildren(...(found.error ? [make("span", { class: "bad", text: found.error })] : []));
   if (!found.error && !document.hidden && JSON.stringify(found) !== JSON.stringify(data.runs)) {
     data.runs = found;
     show();
@@ -629,9 +649,11 @@ function show() {
   const panels = SCREENS[current()][1]().filter(Boolean);
   const nothing = panel(SCREENS[current()][0], null, make("p", { class: "faint", text: "no figures yet" }));
   const typed = changing?.contains(document.activeElement) ? document.activeElement : null;
+  const held = document.getElementById("main").contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
   const [start, end] = [typed?.selectionStart, typed?.selectionEnd];
   document.getElementById("main").replaceChildren(...(panels.length ? panels : [nothing]));
   if (typed?.isConnected) typed.focus({ preventScroll: true });
+  else if (held) document.querySelector(`#main [aria-label="${CSS.escape(held)}"]`)?.focus({ preventScroll: true });
   if (typed?.isConnected && isNumber(start)) typed.setSelectionRange(start, end);
   scrollTo(0, before);
 }
@@ -642,8 +664,14 @@ function showNow() {
   head();
   for (const [name, [makePanel, ...places]] of Object.entries(OF_NOW)) {
     const [there, fresh] = [document.querySelector(`[data-now="${name}"]`), makePanel()];
-    if (there && fresh && there.textContent !== fresh.textContent) there.replaceWith(fresh);
-    else if (Boolean(there) !== Boolean(fresh) && places.includes(current())) return show();
+    if (there && fresh && there.textContent !== fresh.textContent) {
+      const selected = getSelection();
+      if (!selected.isCollapsed && there.contains(selected.anchorNode)) continue;
+      const [left, scrolled] = [there, fresh].map((one) => [...one.querySelectorAll(".scroll")]);
+      const places = left.map((one) => one.scrollLeft);
+      there.replaceWith(fresh);
+      scrolled.forEach((one, place) => { one.scrollLeft = places[place] ?? 0; });
+    } else if (Boolean(there) !== Boolean(fresh) && places.includes(current())) return show();
   }
 }
 
@@ -664,17 +692,24 @@ function take(news) {
   else showNews();
 }
 
+// A hidden page follows nothing: a browser has six connections to a server, and each look costs Redis something.
+let stream = null;
 function follow() {
-  const stream = new EventSource(`events?from=${data.count}&last=${encodeURIComponent(data.last)}`);
+  if (stream || document.hidden) return;
+  stream = new EventSource(`events?from=${data.count}&last=${encodeURIComponent(data.last)}`);
   stream.onmessage = (event) => take(JSON.parse(event.data));
   stream.onerror = () => {
-    stream.close();
+    leave();
     const silent = data.progress.outcome.startsWith("running");
     const isNew = data.live !== null || data.silent !== silent;
     Object.assign(data, { silent, live: null });
     if (isNew) showNews();
     setTimeout(follow, 5000);
   };
+}
+function leave() {
+  stream?.close();
+  stream = null;
 }
 
 function append(rows) {
@@ -685,7 +720,9 @@ function append(rows) {
 }
 
 document.addEventListener("visibilitychange", () => {
-  if (document.hidden || !missed) return;
+  if (document.hidden) return leave();
+  if (data.watches) follow();
+  if (!missed) return;
   missed = false;
   showNews();
 });

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 T = TypeVar("T")
 LOOK_EVERY_S = 2.0
+LOOK_WITHIN_S = 3.0
 _WATCHED = (METRICS, SCORES, STARTS, "records", *(f"eval_{side}.json" for side in SIDES))
 
 
@@ -73,8 +74,11 @@ class Shown:
     async def now(self) -> Json | None:
         if self.config is None:
             return None
-        async with Live(self.config, self.folder) as live:
-            return await live.now()
+        try:
+            async with asyncio.timeout(LOOK_WITHIN_S), Live(self.config, self.folder) as live:
+                return await live.now()
+        except TimeoutError:  # who asks has the figures of the folder within ten seconds, as Prometheus wants
+            return {"problem": f"{self.config.redis.place} has not answered for {LOOK_WITHIN_S:g} s"}
 
     async def change(self, action: str, what: str, reason: str) -> str:
         """As `actions.act`. Raises: ConfigError; BufferUnavailable."""

@@ -20,5 +20,5 @@ def in_browser(url: str, folder: Path, size: str) -> str:
         [str(CHROMIUM), *options, url], capture_output=True, text=True, timeout=120 * SLOW, check=True
     )
     said = [line for line in found.stderr.splitlines() if "CONSOLE" in line]
-    assert not said
+    assert not said, "\n".join(said)
     return found.stdout

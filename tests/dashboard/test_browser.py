@@ -134,3 +134,82 @@ def test_a_field_that_is_typed_into_keeps_its_place_while_steps_go_by(data, tmp_
       return [document.activeElement === field, field.selectionStart, field.selectionEnd];
     """
     assert answer_of(script, tmp_path, data) == [True, 1, 2]
+
+
+PLOTS = """
+  const made = [], Plot = uPlot;
+  uPlot = Object.assign(function (...given) { const plot = new Plot(...given); made.push(plot); return plot; }, Plot);
+  const waiting = [];
+  requestAnimationFrame = (draws) => waiting.push(draws);
+  const settle = () => made.forEach((plot) => plot.batch(() => {}));
+  const drawNow = () => { waiting.splice(0).forEach((draws) => draws()); settle(); };
+"""
+
+
+def test_stacked_areas_begin_at_zero(data, tmp_path):
+    """From 36 to 84 a wait of 40 s was a sliver, and an update of 20 s five times as large."""
+    data["rows"]["values"] |= {"time/wait_s": [40, 44, 41], "time/update_s": [20, 26, 25]}
+    script = """
+      show();
+      drawNow();
+      const plot = made.find((one) => one.root.closest("section").textContent.startsWith(CHARTS.time.title));
+      return [plot.scales.y.min, plot.scales.y.max > 70];
+    """
+    assert answer_of(PLOTS + script, tmp_path, data, "machines") == [0, True]
+
+
+def test_a_chart_stays_zoomed_and_its_curves_hidden_when_a_step_is_done(data, tmp_path):
+    """It was drawn anew in each step of some seconds."""
+    script = """
+      show();
+      drawNow();
+      const of = (title) => made.filter((one) => one.root.closest("section")?.textContent.startsWith(title)).at(-1);
+      const title = CHARTS.reward.title;
+      of(title).setScale("x", { min: 0, max: 1 });
+      of(title).setSeries(1, { show: false });
+      settle();
+      take({ rows: { step: [3], values: {} } });
+      drawNow();
+      const zoomed = [of(title).scales.x.max, of(title).series[1].show, of(title).series[2].show];
+      of(title).setScale("x", { min: 0, max: 3 });
+      settle();
+      take({ rows: { step: [4], values: {} } });
+      drawNow();
+      return [...zoomed, of(title).scales.x.max];
+    """
+    assert answer_of(PLOTS + script, tmp_path, data, "learning") == [1, False, True, 4]
+
+
+def test_a_hidden_page_follows_nothing_and_catches_up_when_it_is_shown(data, tmp_path):
+    """Six tabs held all of a browser's connections to the server, and read Redis for days."""
+    script = """
+      data.watches = true;
+      const streams = [];
+      EventSource = class {
+        constructor(url) { this.url = url; streams.push(this); }
+        close() { this.isClosed = true; }
+      };
+      const turn = (hidden) => {
+        Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+      };
+      leave();
+      turn(false);
+      turn(true);
+      turn(false);
+      return [streams.length, streams[0].isClosed, Boolean(streams[1].isClosed), streams[1].url.includes("from=3")];
+    """
+    assert answer_of(script, tmp_path, data) == [2, True, False, True]
+
+
+def test_a_second_click_asks_for_nothing(data, tmp_path):
+    """The second answer, that the ticket is not leased, was red though it had been requeued."""
+    script = """
+      let asked = 0;
+      fetch = () => { asked += 1; return new Promise(() => {}); };
+      const requeue = [...makeChangePanel().querySelectorAll("button")].find((one) => one.textContent === "requeue");
+      requeue.click();
+      requeue.click();
+      return asked;
+    """
+    assert answer_of(script, tmp_path, data) == 1

@@ -151,7 +151,8 @@ def test_the_limits_of_alarms_are_those_of_the_newest_start(config):
 def test_without_settings_nothing_is_said_to_be_right(config, tmp_path):
     add_step(config, 0)
     (config.folder / "config.toml").unlink()
-    assert facts(KeptRun.read(config.folder))["alarms"] is None
+    run = KeptRun.read(config.folder)
+    assert (facts(run)["alarms"], in_short(run)["firing"]) == (None, None)
 
 
 @pytest.mark.parametrize(

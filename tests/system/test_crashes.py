@@ -23,6 +23,7 @@ from cusearch_async.cli import reset
 from cusearch_async.config import load_config
 from cusearch_async.errors import RunInUse
 from cusearch_async.lifecycle.children import start_child
+from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run.history import read_starts, read_stop
 from cusearch_async.run.identity import DATA
 from cusearch_async.transport.server import is_listening, server_command
