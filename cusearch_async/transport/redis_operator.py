@@ -31,7 +31,7 @@ class OperatorSide(RedisRun):
         return bool(await self.run_script("quarantine", "", self.next_name(), trajectory_id, reason))
 
     async def reopen(self, ticket: int) -> bool:
-        return bool(await self.run_script("reopen", ticket))
+        return bool(await self.run_script("reopen", ticket, self.next_name()))
 
     async def capacities(self) -> list[int]:
         depths = range(self._limits.s_max + 1)

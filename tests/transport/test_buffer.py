@@ -403,3 +403,15 @@ async def test_redis_shows_the_policys_version_beside_the_step(redis_backend):
     assert await redis_backend.client.hmget(buffer.keys.state, "step", "version") == [b"1", b"1"]
     await redis_backend.make().recover(0)
     assert await redis_backend.client.hmget(buffer.keys.state, "step", "version") == [b"0", b"0"]
+
+
+async def test_a_requeue_that_is_sent_again_takes_no_lease_of_another_worker(redis_backend):
+    """Its first answer was lost: the second said that nothing was done, or ended the lease that came after it."""
+    buffer = await started(redis_backend)
+    await buffer.admit("w", 0, G)
+    sent = recorded(buffer)
+    assert await buffer.reopen(0)
+    await buffer.admit("v", 0, G)
+    assert await sent["reopen"]() == 1
+    assert await redis_backend.client.hget(buffer.keys.owner, 0) == b"v"
+    assert await buffer.reopen(0), "a later one is another"

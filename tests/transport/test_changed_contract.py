@@ -8,7 +8,7 @@ import pytest
 
 from cusearch_async.run.identity import Identity
 from cusearch_async.transport.interface import MethodState, RolloutSlot
-from tests.transport.filling import G, N, fill, filled, started
+from tests.transport.filling import G, N, fill, filled, run_steps, started
 
 OURS = Identity({"episode.temperature": "1.0"})
 COLDER = Identity({"episode.temperature": "0.5"})
@@ -79,3 +79,17 @@ async def test_trajectories_are_kept_by_a_learner_that_changes_nothing_of_the_co
     heir = backend.make(OURS)
     await heir.recover(0, accepts_changes=True)
     assert len(await heir.claim(0)) == N * G
+
+
+async def test_no_worker_begins_with_the_weights_of_before(backend):
+    """Between the take-over and the first announcement one was granted tickets of steps that the old learner had made:
+    what it sampled then looked fresh, or was refused with an attempt of each group."""
+    learner = await started(backend, OURS)
+    await run_steps(learner, 2)
+    heir = backend.make(COLDER)
+    await heir.recover(0, accepts_changes=True)
+    state = await heir.state()
+    assert (state.weights, state.published) == ("", -1)
+    assert await heir.admit("w", 2, 4 * N * G) == []
+    await heir.announce(0, "v000000-e2")
+    assert {slot.ticket for slot in await heir.admit("w", 0, 4 * N * G)} == {*range(2 * N)}

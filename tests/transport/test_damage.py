@@ -11,7 +11,7 @@ from redis import exceptions
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import check_server
-from cusearch_async.transport.interface import Filter, MethodState, RolloutSlot
+from cusearch_async.transport.interface import Filter, MethodState, RolloutSlot, WorkerStatus
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
 from tests.transport.filling import G, N, all_raise, fill, filled, group, recovered, run_steps, start, started, train
@@ -178,7 +178,15 @@ async def test_run_limits_that_are_gone_are_written_by_the_next_learner(redis_ba
     """The message told to reset the run."""
     buffer = await filled(redis_backend)
     await redis_backend.client.delete(buffer.keys.limits)
-    for attempt in (buffer.claim(0), buffer.admit("w", 0, 1)):
+    for attempt in (
+        buffer.claim(0),
+        buffer.admit("w", 0, 1),
+        buffer.heartbeat("w", [0], WorkerStatus()),
+        buffer.put(make_trajectory(0, 0)),
+        buffer.release("w", [0], failed=False),
+        buffer.reopen(0),
+        buffer.quarantine("0:0", "odd"),
+    ):
         with pytest.raises(BufferLost, match=r"the run limits are missing.*start the learner again"):
             await attempt
     assert len(await (await recovered(redis_backend)).claim(0)) == N * G
@@ -404,3 +412,30 @@ async def test_a_lost_next_ticket_is_the_one_after_the_last_that_is_somewhere(re
     await buffer.recover(0)
     await buffer.announce(0, "v000000-e2")
     assert [slot.ticket for slot in await buffer.admit("v", 0, G)] == [N + 2] * G
+
+
+async def test_a_clock_that_is_gone_does_not_keep_the_leases_of_dead_workers(redis_backend):
+    """It began at 0: a lease ended when the run had lasted as long again as before."""
+    buffer = await started(redis_backend)
+    await redis_backend.client.hset(buffer.keys.clock, "run", 10**9)
+    await buffer.admit("w", 0, G)
+    await redis_backend.client.delete(buffer.keys.clock)
+    for _ in range(3):
+        await buffer.heartbeat("other", [], WorkerStatus())
+        await redis_backend.client.hincrby(buffer.keys.clock, "wall", -3_600_000)
+    assert 0 in {slot.ticket for slot in await buffer.admit("other", 0, 4 * N * G)}
+
+
+async def test_incomplete_groups_of_a_pool_that_is_gone_are_no_more(redis_backend):
+    """They are generated again, and were counted twice."""
+    buffer = await started(redis_backend, max_attempts=1)
+    slots = await buffer.admit("w", 0, N * G)
+    await fill(buffer, [slot for slot in slots if (slot.ticket, slot.rollout) != (0, 1)])
+    await buffer.release("w", [0], failed=True)
+    assert await buffer.claim(0) is not None
+    assert (await buffer.ledger()).incomplete_groups == 1
+    await redis_backend.client.delete(buffer.keys.pool(0))
+    heir = await recovered(redis_backend, max_attempts=1)
+    ledger = await heir.ledger()
+    assert (ledger.incomplete_groups, ledger.failed_rollouts) == (0, 0)
+    assert (await heir.audit()).findings == ()

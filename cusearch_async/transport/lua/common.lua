@@ -67,6 +67,8 @@ local function contract_refusal(joined)
   if run_id ~= '' and (redis.call('HGET', state, 'run_id') or run_id) ~= run_id then return another_run() end
 end
 
+local function without_limits() return run.epoch and not run.questions and lost('the run limits are missing') or nil end
+
 -- The run's clock and the server's clock, in milliseconds. The run's clock advances with the server's, but by at most
 -- half a lease from one call to the next: an outage, or a jump of the server's clock, ends no leases.
 local function now()
@@ -74,7 +76,10 @@ local function now()
   local wall = time[1] * 1000 + math.floor(time[2] / 1000)
   local last = redis.call('HMGET', key('clock'), 'wall', 'run')
   local passed = math.min(wall - (tonumber(last[1]) or wall), math.floor(run.lease_ms / 2))
-  local clock = (tonumber(last[2]) or 0) + math.max(0, passed)
+  -- a clock that is gone continues where the newest lease was granted: else old ones would hardly end
+  local newest = not last[2] and redis.call('ZREVRANGE', key('lease'), 0, 0, 'WITHSCORES')[2]
+  local before = tonumber(last[2]) or math.max(0, (tonumber(newest) or 0) - run.lease_ms)
+  local clock = before + math.max(0, passed)
   redis.call('HSET', key('clock'), 'wall', wall, 'run', clock)
   return clock, wall
 end
@@ -227,12 +232,15 @@ local function end_of_pools(step)
   return step
 end
 
--- Delete all keys of the pool of a step. If its groups come `again`, they keep their sizes.
+-- Delete all keys of the pool of a step. If its groups come `again`, they keep their sizes, and are not incomplete.
 local function forget_pool(step, again)
   for ticket in string.gmatch(redis.call('HGET', pool_info_key(step), 'tickets') or '', '%d+') do
     for _, id in ipairs(slots_of(ticket)) do redis.call('UNLINK', traj(id), payload(id)) end
-    if not again then redis.call('HDEL', key('sizes'), ticket) end
-    redis.call('HDEL', key('incomplete'), ticket)
+    if again then
+      mark_incomplete(ticket, 0)
+    else
+      for _, name in ipairs({'sizes', 'incomplete'}) do redis.call('HDEL', key(name), ticket) end
+    end
   end
   redis.call('UNLINK', pool_key(step), pool_info_key(step))
 end

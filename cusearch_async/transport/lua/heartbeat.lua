@@ -3,7 +3,7 @@
 -- ARGV worker joined ahead_ms number_of_tickets ticket... field value...
 local name, tickets = ARGV[1], tonumber(ARGV[4])
 if not run.epoch then return {} end
-local refused = contract_refusal(ARGV[2])
+local refused = contract_refusal(ARGV[2]) or without_limits()
 if refused then return refused end
 local worker, time, wall = key('worker:' .. name), now()
 local closed = {}

@@ -29,7 +29,7 @@ local function refusal(id, ticket, size, staged)
   if is_full and not is_needed then return 'full' end
 end
 
-local another_contract = run.epoch and contract_refusal(ARGV[1])
+local another_contract = run.epoch and (contract_refusal(ARGV[1]) or without_limits())
 if another_contract then
   for i = 2, #ARGV do redis.call('UNLINK', key('staged:' .. cmsgpack.unpack(ARGV[i])[2])) end
   return another_contract

@@ -2,7 +2,7 @@
 -- per group), or from a pool that is claimed and not committed.
 -- One that comes again within ten minutes, with its token, was done: others may have the ids by now.
 -- ARGV epoch(empty for an operator) token [id reason]...     Returns how many were quarantined.
-local refused = ARGV[1] ~= '' and refusal_of(ARGV[1])
+local refused = ARGV[1] ~= '' and refusal_of(ARGV[1]) or without_limits()
 if refused then return refused end
 local answered = key('answered:' .. ARGV[2])
 local before = redis.call('GET', answered)

@@ -202,6 +202,8 @@ if another_contract then  -- groups that are generated again have the sizes that
     if is_open(ticket) then redis.call('HSET', key('sizes'), ticket, size) end
   end
 end
+-- weights of before: a worker that began with them would sample what then looks fresh
+if another_contract then redis.call('HDEL', state, 'published', 'weights', 'announced_by') end
 save_method_state(method, granted)
 for ticket in pairs(somewhere) do next_ticket = math.max(next_ticket, tonumber(ticket) + 1) end
 redis.call('SET', key('next_ticket'), next_ticket)

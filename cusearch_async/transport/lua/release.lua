@@ -2,6 +2,7 @@
 -- One that arrives after a later request for tickets was sent again: it was done, and the tickets may be leased anew.
 -- ARGV worker token("process/number") failed leaves ticket...
 local name, failed, leaves = ARGV[1], ARGV[3] == '1', ARGV[4] == '1'
+if without_limits() then return without_limits() end
 if is_overtaken(key('worker:' .. name), ARGV[2]) then return 0 end
 for i = 5, #ARGV do
   if redis.call('HGET', key('owner'), ARGV[i]) == name then
