@@ -179,9 +179,8 @@ class MemoryBuffer:
         run.generate_again(step, everything=is_changed)
         run.memory = method.memory
         run.plan_sizes(method.sizes, everything=is_changed)
-        # a worker that began with weights of before would sample what then looks fresh
         run.state = replace(
-            replace(run.state, published=-1, weights="") if is_changed else run.state,
+            replace(run.state, published=-1, weights="") if is_changed else run.state,  # none may begin with those
             epoch=max(run.state.epoch, least_epoch) + 1,
             step=step,
             resumed=step,
