@@ -1,5 +1,6 @@
 # `make demo` and `make test` do all their own set-up; a second run starts at once.
-PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13,$(shell command -v $(name) 2>/dev/null)) python3)
+# The first that runs: pyenv has a name for each that is installed, and runs those that are chosen.
+PYTHON ?= $(or $(shell for name in python3.11 python3.12 python3.13; do $$name -c '' 2>/dev/null && command -v $$name && break; done),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile

@@ -154,7 +154,7 @@ MUTANTS = {
     "a key has another name than in the scripts": (("transport/keys.py", "test_keys.py"), '"owner"', '"owners"'),
     "a script spells a key in its own way": (lua("commit", "keys"), "key('next_ticket')", "key('ticket')"),
     "an admission ignores the contract": (lua("admit", "run_contract"), "if refused then return refused end", ""),
-    "a put ignores the contract": (lua("put", "run_contract"), "(contract_refusal(ARGV[1]) or without_limits())", "without_limits()"),
+    "a put ignores the contract": (lua("put", "run_contract"), "(contract_refusal(ARGV[1]) or w", "(nil or w"),
     "a refused put leaves its payload": (
         lua("put", "run_contract"),
         "redis.call('UNLINK', key('staged:' .. cmsgpack",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import re
@@ -15,6 +16,7 @@ from cusearch_async.errors import ConfigError, first_line
 
 DRIVER = Path("/proc/driver/nvidia")
 CARD = Path("/dev/nvidiactl")
+DXG = Path("/dev/dxg")
 LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
 """Major version of CUDA -> major version of the oldest driver for it on Linux. Source: NVIDIA, "CUDA Compatibility"."""
 
@@ -37,7 +39,20 @@ def cuda_of_torch() -> str | None:
 
 def has_card() -> bool:
     """Whether an NVIDIA driver is loaded, for the machine or for its container."""
-    return CARD.exists() or DRIVER.exists()
+    return CARD.exists() or DRIVER.exists() or count_in_wsl() > 0
+
+
+@functools.cache
+def count_in_wsl() -> int:
+    """GPUs under Windows, where no file tells of each."""
+    if not DXG.exists():  # which other makers' have, too
+        return 0
+    command = ["nvidia-smi", "-L"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return len(re.findall(r"^GPU \d+:", done.stdout, re.MULTILINE))
 
 
 def driver_version() -> str | None:

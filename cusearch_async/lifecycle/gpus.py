@@ -24,7 +24,7 @@ from typing import Literal, get_args
 from cusearch_async.config import Config, LearnerConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import try_lock
-from cusearch_async.lifecycle.cuda import has_card, visible_names, visible_said
+from cusearch_async.lifecycle.cuda import count_in_wsl, has_card, visible_names, visible_said
 
 Gpus = tuple[str, ...]
 """GPUs by their number among those that this process sees; with `--gpu` also as CUDA_VISIBLE_DEVICES names them."""
@@ -56,7 +56,9 @@ def cuda_names() -> tuple[str, ...]:
     if (visible := visible_names()) is not None:
         return visible
     cards = [path for path in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    return tuple(map(str, range(len(cards))))  # CUDA counts from 0, also in a container that has nvidia3 alone
+    return tuple(
+        map(str, range(len(cards) or count_in_wsl()))
+    )  # CUDA counts from 0, also in a container that has nvidia3 alone
 
 
 def cuda_name(gpu: str) -> str:
@@ -227,24 +229,32 @@ def _preferred(there: Gpus, shared: bool) -> Gpus:
 # of a learner, or evaluators, lock theirs together. A config may give one GPU to all three.
 
 ROLES: tuple[Role, ...] = get_args(Role)
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
     """No other process looks for GPUs meanwhile, so that what is free stays free."""
     with (_folder() / "looking").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            why = f"{file.name} cannot be locked ({error.strerror})"
+            raise ConfigError(f"{why}; set TMPDIR to a folder on a disk of this machine") from error
         yield
 
 
 def _folder() -> Path:
-    """Raises: ConfigError when another user has made it, who could lead our files elsewhere."""
+    """Of this machine: others may have the same TMPDIR, on a network. Raises: ConfigError when another user has made
+    it, who could lead our files elsewhere."""
     folder = Path(tempfile.gettempdir()) / f"cusearch-gpus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     made = folder.lstat()
     if not stat.S_ISDIR(made.st_mode) or made.st_uid != os.getuid():
         raise ConfigError(f"{folder} is not a folder of this user; remove it, or set TMPDIR to another place")
-    return folder
+    own = folder / BOOT.read_text(encoding="utf-8").strip()  # which a machine's containers share
+    own.mkdir(exist_ok=True)
+    return own
 
 
 def _file(gpu: str, role: Role) -> Path:
@@ -278,7 +288,7 @@ def _user(gpu: str, *roles: Role) -> str:
     """Who has a GPU in one of these roles (in any, if none is named), in words; empty for nobody."""
     for path in (_file(gpu, role) for role in roles or ROLES):
         if path.exists():
-            with path.open(encoding="utf-8") as file:
+            with path.open("r+", encoding="utf-8") as file:  # on NFS only a file that can be written is locked alone
                 if not try_lock(file, fcntl.LOCK_EX):
                     name = "" if cuda_name(gpu) == gpu else f" ({cuda_name(gpu)} in CUDA_VISIBLE_DEVICES)"
                     return f"GPU {gpu}{name} is taken by {file.read() or 'another process'}"

@@ -74,7 +74,8 @@ def count_sharers(config: Config, of_its_kind: int = 1) -> int:
         (config.eval.cores, 1 if config.eval.every else 0),
         ((), 1 if config.searching else 0),
     )
-    return max(1, sum(count for cores, count in processes if not cores))
+    there = os.sched_getaffinity(0)  # a process whose cores are not there takes any
+    return max(1, sum(count for cores, count in processes if not there.intersection(cores)))
 
 
 def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:

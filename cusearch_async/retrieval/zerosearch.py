@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from cusearch_async.config import ZeroSearchConfig, secret
+from cusearch_async.config import ZeroSearchConfig, is_loopback, secret
 from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval.backend import Context, Query, Scored
 from cusearch_async.retrieval.protocol import read_answer
@@ -169,7 +169,9 @@ class ZeroSearch:
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             timeout = aiohttp.ClientTimeout(settings.timeout_s)
             connector = aiohttp.TCPConnector(limit=0)  # the worker and the simulator have their own limits
-            self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
+            self._session = aiohttp.ClientSession(
+                headers=headers, timeout=timeout, connector=connector, trust_env=not is_loopback(settings.url)
+            )
         url = f"{settings.url}/chat/completions"
         try:
             async with self._session.post(url, json=body, allow_redirects=False) as response:

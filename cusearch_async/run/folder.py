@@ -19,7 +19,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -226,8 +226,10 @@ def refuse_if_held(folder: Path) -> None:
 
 def check_deletable(folder: Path, remedy: str = "nothing in it was deleted") -> None:
     """Raises: ConfigError for a folder without a marker, and for a home, root or repository folder."""
-    real = folder.resolve()
-    if real in (Path.home().resolve(), Path.cwd().resolve()) or real.parent == real or (real / ".git").exists():
+    real, homes = folder.resolve(), [Path.cwd().resolve()]
+    with suppress(RuntimeError):  # a user without a home
+        homes.append(Path.home().resolve())
+    if real in homes or real.parent == real or (real / ".git").exists():
         raise ConfigError(f"{folder} is a home, root, repository or current folder; nothing in it was deleted")
     if read_marker(folder) is None:
         raise ConfigError(f"{folder} holds no {MARKER}, so it is not the folder of a run; {remedy}")

