@@ -237,7 +237,8 @@ def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str
     kept: dict[str, Any] = {}
     if isinstance(model, dict):
         kept |= _filled({name: value for name, value in model.items() if name not in ("ground_truth", "style")})
-        truth = model.get("ground_truth")
+    for holder in (values, model if isinstance(model, dict) else {}):
+        truth = read_literal(holder.get("ground_truth"))
         if isinstance(truth, dict) and (
             more := _filled({name: truth[name] for name in truth if name not in _IN_OBJECTS})
         ):

@@ -20,7 +20,7 @@ class Task:
     environment: str = ""
     """Its label in the config."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Other columns of the question's file, and what its extra_info holds: a rubric, for example."""
+    """What the row's metadata, extra_info and reward_model hold, a rubric for example; no other column."""
     search: Callable[[str], Awaitable[list[str]]]
     """The run's retriever: contents of the documents that it finds, best first."""
     search_url: str

@@ -121,18 +121,19 @@ def findings(
     needing = [i for i, question in enumerate(questions) if question.evidence]
     if not needing:
         return []
-    right, by_heart, without = ([one.em[i] for i in needing] for one in (full, closed, blocked))
+    right, by_heart = ([one.em[i] for i in needing] for one in (full, closed))
     told = summarize_samples([[one.episodes[i] for i in needing] for one in samples], metric)
-    blocked_in = sum(bool(blocked.recall[i]) for i in needing)
+    taken = [i for i in needing if blocked.recall[i]]
     found = [_of_searching(right, by_heart, told)]
-    if not blocked_in and not any(full.recall[i] for i in needing):
+    if not taken and not any(full.recall[i] for i in needing):
         return [*found, "the evidence was never recognised among the passages, so blocking it shows nothing"]
-    leaking = compare_paired(without, by_heart)
-    if leaking.p < SIGNIFICANT and leaking.difference > 0:
+    without, unaided = ([one.em[i] for i in taken] for one in (blocked, closed))  # elsewhere the evidence was left in
+    leaking = compare_paired(without, unaided) if taken else None
+    if leaking and leaking.p < SIGNIFICANT and leaking.difference > 0:
         found.append(
             f"the engine leaks answers: without the evidence EM is {_mean(without):.3f}, without any engine "
-            f"{_mean(by_heart):.3f} (p = {leaking.p:.2g}); evidence was found, and blocked, in {blocked_in} of "
-            f"{len(needing)} questions"
+            f"{_mean(unaided):.3f} (p = {leaking.p:.2g}), in the {len(taken)} of {len(needing)} questions in which it "
+            "was found, and blocked"
         )
     return found
 

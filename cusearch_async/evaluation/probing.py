@@ -76,14 +76,14 @@ class ProbedSearch:
 
 
 def evidence_in(passage: str, evidence: Sequence[str]) -> set[str]:
-    """The evidence that a passage is, or is a part of. White space and a title line, which a corpus may put before a
-    text, make no difference; a corpus may also cut its documents into passages."""
+    """The evidence that a passage is, begins with, or is a part of. White space and a title line, which a corpus may
+    put before a text, make no difference; a corpus may also cut its documents into passages."""
     return {text for text in evidence if _is_same(passage, text)}
 
 
 def _is_same(passage: str, evidence: str) -> bool:
     (shown, shown_body), (whole, body) = with_and_without_title(passage), with_and_without_title(evidence)
-    if shown in (whole, body) or shown_body == whole:
+    if shown in (whole, body) or shown_body == whole or (len(body) >= _PART and body[:_COMPARED] in shown):
         return True
     return any(len(part) >= _PART and part[:_COMPARED] in whole for part in (shown, shown_body))
 

@@ -221,8 +221,8 @@ class SearchClient:
         return SearchRefused(f"the retriever at {self._settings.url} {refused} ({_describe(error)})")
 
     async def _answers_another(self) -> bool:
-        """Whether another search is answered, where nobody may have made one: a run can go on without the one that is
-        not."""
+        """Whether another search is answered, where nobody may have made one: a run can continue without the one that
+        is not."""
         try:
             await self._ask(self._first_search)
         except (SearchRefused, *_FAILURES):

@@ -186,14 +186,18 @@ class Checkpoints:
 
     def best(self) -> Checkpoint | None:
         """Of those whose version was scored, on the questions of the newest score: that with the highest exact match,
-        the first of several; None where there is none."""
+        then the highest reward, the first of several; None where there is none."""
         try:
             rows = self._scores.read(self._starts)
         except OSError as error:
             log.warning("%s cannot be read, so no checkpoint is known to be the best: %s", SCORES, error.strerror)
             rows = []
         rows = [row for row in rows if isinstance(row.get("all"), dict) and "em" in row["all"]]
-        scored = {row["step"]: row["all"]["em"] for row in rows if row["each"] == rows[-1]["each"]}
+        scored = {
+            row["step"]: (row["all"]["em"], row["all"].get("reward", 0.0))  # without gold answers the first is 0
+            for row in rows
+            if row["each"] == rows[-1]["each"]
+        }
         found = (checkpoint for step, checkpoint in self.by_step().items() if step in scored)
         return max(found, key=lambda checkpoint: scored[checkpoint.state.step], default=None)
 

@@ -167,7 +167,8 @@ class _Rollout:
         if problem is None and found.prediction is None and found.reward <= 0:  # an agent may return a reward alone
             problem = f"it gives no answer; its last turn is {turns[-1]!r:.200}"
         if problem is not None:
-            raise ConfigError(f"{row.where}: {problem}")
+            why = f" ({found.stderr})" if found.stderr else ""
+            raise ConfigError(f"{row.where}: {problem}{why}")
         return found
 
     def of_exported(self, row: Row, needs_answers: bool) -> Trajectory:
@@ -303,7 +304,8 @@ class _WrittenPolicy:
 
     def problem(self) -> str | None:
         if self._written < len(self._turns):
-            return f"the episode ended with turn {self._written} of {len(self._turns)}"
+            last = self._turns[self._written - 1] if self._written else ""
+            return f"the episode ended with turn {self._written} of {len(self._turns)}, {last!r:.200}"
         return None
 
 

@@ -72,9 +72,10 @@ def test_blank_gold_answers_are_none_there_and_others_are_read(config, blank):
 def test_a_truth_that_is_no_answer_is_metadata(config):
     """A rubric of VERL's reward_model was dropped, and nothing said so."""
     rubric = {"rubric": "must cite 12", "points": 3}
-    row = {"question": "a", "reward_model": {"style": "rule", "ground_truth": rubric}}
-    (found,) = load_run_questions(config(REWARD, [row])).all
-    assert (found.answers, found.metadata) == ((), {"ground_truth": rubric})
+    for truth in (rubric, json.dumps(rubric)):
+        for row in ({"reward_model": {"style": "rule", "ground_truth": truth}}, {"ground_truth": truth}):
+            (found,) = load_run_questions(config(REWARD, [{"question": "a", **row}])).all
+            assert (found.answers, found.metadata) == ((), {"ground_truth": rubric})
 
 
 @pytest.mark.parametrize("holder", ["metadata", "extra_info"])

@@ -79,7 +79,16 @@ async def test_an_engine_that_leaks_is_named():
     helps, leaks = await said_of(planted.reads, Engine(leaks=True))
     assert helps.startswith("searching helps")
     assert leaks.startswith("the engine leaks answers: without the evidence EM is 1.000, without any engine 0.000")
-    assert leaks.endswith("evidence was found, and blocked, in 600 of 600 questions")
+    assert leaks.endswith(", in the 600 of 600 questions in which it was found, and blocked")
+
+
+def test_questions_whose_evidence_was_not_recognised_show_no_leak():
+    """Theirs was left in: with 5 of 500 recognised, an engine that does not leak was said to."""
+    em = [0.0] * 5 + [1.0] * 75
+    full, closed, blocked = result(em), result([0.0] * 80, None, None), result(em)
+    blocked = PassResult(blocked.episodes, [1.0] * 5 + [0.0] * 75)
+    (line,) = findings(QUESTIONS[:80], full, closed, blocked, [full] * 4)
+    assert line.startswith("searching helps")
 
 
 async def test_evidence_that_is_never_recognised_says_nothing_of_a_leak():

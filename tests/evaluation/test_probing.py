@@ -58,8 +58,9 @@ LONG = " ".join(f"The botanist left the town in the year {year}." for year in ra
         ('"Ivan"\n' + LONG[500:1200], LONG),
         (LONG[500:1200], '"Ivan"\n' + LONG),
         ('"Ivan"\n' + LONG[:400] + "…", LONG),
+        ('"Ivan"\nIvan ' + LONG[:400] + " And more.", '"Ivan"\n' + LONG[:400]),
     ],
-    ids=["white space", "title", "no title", "both", "long", "a later part", "a part of a titled one", "cut"],
+    ids=["white space", "title", "no title", "both", "long", "a later part", "a part of a titled one", "cut", "longer"],
 )
 async def test_evidence_is_recognised_with_a_title_and_in_parts(passage, evidence):
     assert evidence_in(passage, [evidence, "Another text."]) == {evidence}

@@ -136,6 +136,17 @@ def test_the_best_scored_checkpoint_is_kept_too(tmp_path):
     assert names(tmp_path) == ["step000005-e1", "step000006-e1"]
 
 
+def test_without_gold_answers_the_best_has_the_highest_reward(tmp_path):
+    """All had an exact match of 0: the first that was scored stayed for ever, and the best was deleted."""
+    checkpoints = learner(tmp_path, keep=1)
+    for step, reward in ((1, 0.1), (2, 0.7), (3, 0.5)):
+        save(checkpoints, step)
+        row = {"step": step, "epoch": 1, "all": {"em": 0.0, "reward": reward}}
+        append_row(tmp_path / "eval.jsonl", row)
+    save(checkpoints, 4)
+    assert names(tmp_path) == ["step000002-e1", "step000004-e1"]
+
+
 def test_scores_are_parsed_once(tmp_path, monkeypatch):
     """A file of many versions took seconds at each checkpoint, in which the learner answered nobody."""
     checkpoints, parsed, loads = learner(tmp_path, keep=1), [], json.loads

@@ -126,7 +126,11 @@ def test_an_agent_runs_with_the_written_turns_and_documents(tmp_path, agent):
     ("change", "problem"),
     [
         ({"turns": OF_AGENT["turns"][:2]}, "it has 2 turns, and the episode has not ended with the last of them"),
-        ({"turns": [*OF_AGENT["turns"], "More."]}, "the episode ended with turn 3 of 4"),
+        ({"turns": [*OF_AGENT["turns"], "More."]}, "the episode ended with turn 3 of 4, 'Ruble'"),
+        (
+            {"turns": ['{"name": "search"}', *OF_AGENT["turns"][1:]]},
+            'the episode ended with turn 1 of 3, \'{"name": "search"}\'',
+        ),
         ({"documents": [["a"]]}, "'documents' has 1 lists, one for each search, and none for 'currency of Belarus'"),
     ],
 )
