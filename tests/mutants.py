@@ -295,7 +295,7 @@ MUTANTS = {
     "a title hides the evidence": (PROBING, "or shown_body == whole", "or False"),
     "all passes are played with the engine": (PROBING, "search.mode = one.mode", 'search.mode = "full"'),
     "questions of unknown evidence count": (FINDINGS, "if question.evidence]", "if question.evidence != ()]"),
-    "a leak is judged of evidence that was never seen": (FINDINGS, "if not blocked_in and not", "if False and not"),
+    "a leak is judged of evidence that was never seen": (FINDINGS, "if not taken and not", "if False and not"),
     "who is harmed is helped": (FINDINGS, "'helps' if gain.difference > 0", "'helps' if True"),
     "one question is proof": (FINDINGS, "(only_first + 1) / (a.size + 2)", "only_first / a.size"),
     "what is always wrong is known by heart": (FINDINGS, "known.low > _KNOWS and", "True and"),

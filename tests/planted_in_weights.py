@@ -80,8 +80,8 @@ WEIGHTS = {
     "a folder keeps its own marker": (CHECKPOINTS, "run_folder.adopt(self._folder, theirs)", "pass"),
     "another run's checkpoints are restored": (
         CHECKPOINTS,
-        "if theirs.run != self._run or (",
-        "if (False and self._run) or (",
+        "if theirs.run != self._run or not (",
+        "if (False and self._run) or not (",
     ),
     "what this learner is writing is removed": (OBJECTS, "order_of(name)[0] < epoch:", "True:"),
     "the epochs in the object store are not known": (

@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,10 +104,10 @@ def _write(
     with writing_output(output, "--output"):
         known = json.loads(json.dumps(whole | {"methods": figures}), parse_constant=lambda _: None)  # JSON has no NaN
         text = json.dumps(known, indent=1)
-        if output.is_file() or not output.exists():  # what is there is hours of work
-            write_file(output.resolve(), text.encode())
+        if os.access(output.resolve().parent, os.W_OK) and (output.is_file() or not output.exists()):
+            write_file(output.resolve(), text.encode())  # what is there is hours of work
         else:
-            output.write_text(text, encoding="utf-8")  # a device
+            output.write_text(text, encoding="utf-8")  # a device, or a file alone that is this user's
 
 
 def _counts(figures: Figures) -> dict[str, float]:

@@ -55,7 +55,7 @@ class RunConfig(Section):
     """How long a process waits for Redis and the retriever at its start."""
     stall_s: Free[float] = Field(1800.0, gt=0)
     """The learner exits with Stalled, and a report, when no episode ends, or a rank is silent, for this long; an
-    engine that has requests and produces no token is ended, and a worker that can load no weights ends."""
+    engine that has requests and produces no token is ended, and in half of that a worker that can load no weights."""
 
 
 class ModelConfig(Section):

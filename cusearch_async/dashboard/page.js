@@ -679,7 +679,6 @@ function showNow() {
 const isCalm = () => ["episodes", "settings", "heldout"].includes(current());
 const showNews = () => (isCalm() ? showNow() : show());
 
-let missed = false; // news that came while the page was hidden
 function take(news) {
   const { rows, reset, ...others } = news;
   if (reset) {
@@ -687,8 +686,7 @@ function take(news) {
     data.groups = null; // perhaps of a step that was made again
   } else if (rows) append(rows);
   Object.assign(data, others, { silent: false });
-  if (document.hidden) missed = true;
-  else if (!Object.keys(others).some((name) => !["live", "last", "count"].includes(name)) && !rows) showNow();
+  if (!Object.keys(others).some((name) => !["live", "last", "count"].includes(name)) && !rows) showNow();
   else showNews();
 }
 
@@ -722,9 +720,6 @@ function append(rows) {
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) return leave();
   if (data.watches) follow();
-  if (!missed) return;
-  missed = false;
-  showNews();
 });
 addEventListener("hashchange", show);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);

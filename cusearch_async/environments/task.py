@@ -20,7 +20,8 @@ class Task:
     environment: str = ""
     """Its label in the config."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What the row's metadata, extra_info and reward_model hold, a rubric for example; no other column."""
+    """What the row's metadata, extra_info and reward_model hold, a rubric for example, and columns like `type`
+    (`data.rows.metadata_of`); no others."""
     search: Callable[[str], Awaitable[list[str]]]
     """The run's retriever: contents of the documents that it finds, best first."""
     search_url: str

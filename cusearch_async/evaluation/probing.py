@@ -76,8 +76,8 @@ class ProbedSearch:
 
 
 def evidence_in(passage: str, evidence: Sequence[str]) -> set[str]:
-    """The evidence that a passage is, begins with, or is a part of. White space and a title line, which a corpus may
-    put before a text, make no difference; a corpus may also cut its documents into passages."""
+    """The evidence that a passage is, is a part of, or holds the beginning of. White space and a title line, which a
+    corpus may put before a text, make no difference; a corpus may also cut its documents into passages."""
     return {text for text in evidence if _is_same(passage, text)}
 
 

@@ -22,17 +22,19 @@ log = logging.getLogger(__name__)
 
 
 OF_RUN = "scored-run"
-"""In an evaluator's folder: the id of the run whose scores are there."""
+"""In CURVES of an evaluator's folder: the id of the run whose scores are there."""
 
 
 def set_others_aside(folder: Path, run_id: str) -> None:
     """In a folder of an evaluator's alone, scores of an earlier run would count as this run's. Raises: WriteFailed."""
-    of, scores = folder / OF_RUN, folder / SCORES
+    of, scores = folder / CURVES / OF_RUN, folder / SCORES
     try:
+        of.parent.mkdir(parents=True, exist_ok=True)
         before = of.read_text(encoding="utf-8") if of.exists() else run_id
         if before != run_id and scores.exists():
-            scores.rename(folder / f"{SCORES}.{before}")
-            log.info("the scores of an earlier run are in %s now", folder / f"{SCORES}.{before}")
+            aside = of.with_name(f"{SCORES}.{before}")
+            scores.rename(aside)
+            log.info("the scores of an earlier run are in %s now", aside)
         write_file(of, run_id.encode())
     except OSError as error:
         raise write_failed(of, error) from error

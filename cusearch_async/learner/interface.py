@@ -30,7 +30,7 @@ def is_sealed(checkpoint: Path) -> bool:
 @dataclass(frozen=True, slots=True)
 class Lent:
     """The policy's parameters by their Hugging Face names, or its adapter's by peft's. They do not change until
-    `release` is called: the next optimizer step waits for that."""
+    `release` is called: the next optimizer step waits for that, unless they are copies."""
 
     tensors: Mapping[str, torch.Tensor]
     release: Callable[[], None]

@@ -183,7 +183,8 @@ class WorkerRates:
         # of a request: who has few at once samples fewer tokens a second, and is not slow
         ended = {name: of["sampled_tokens"] / of["request_s"] for name, of in since.items() if of["request_s"] > 0}
         # who is slow ends none in many a step
-        self._speeds = {name: speed for name, speed in self._speeds.items() if name in now and workers[name].in_flight}
+        works = {name for name in now if workers[name].is_alive and workers[name].in_flight}
+        self._speeds = {name: speed for name, speed in self._speeds.items() if name in works}
         self._speeds |= ended
         if len(self._speeds) > 1 and (usual := float(np.median([*self._speeds.values()]))) > 0:
             rates["rollout/slowest_share"] = min(self._speeds.values()) / usual

@@ -40,8 +40,9 @@ POLL_S = 0.5
 LOOK_AGAIN_S = 10.0
 
 
-async def run(config: Config) -> None:
-    """Score every `eval.every` steps, and the last version. Ends with the run, or on a signal."""
+async def run(config: Config) -> bool:
+    """Score every `eval.every` steps, and the last version. Ends with the run, or on a signal; whether all is
+    scored."""
     stop = stop_on_signals()
     questions = load_eval_questions(config)
     tokenizer = check_policy(config, config.model.location)
@@ -58,16 +59,16 @@ async def run(config: Config) -> None:
     ):
         agreed = await ask_retriever(search, config, identity, stop)
         if agreed is None:
-            return
+            return False
         async with open_buffer(config, config.redis.outage_s, stop, identity=agreed) as buffer:
             await buffer.check_identity()
             lock = await take_gpus(gpu_lock(config, "engine"), stop)
             if stop.is_set():
-                return
+                return False
             policy = config.model.location
             with open_runner(config, policy, tokenizer, search, lock, is_evaluator=True) as (engine, runner):
                 log.info("ready")
-                await Evaluator(buffer, engine, source, runner, questions, config).run(stop)
+                return await Evaluator(buffer, engine, source, runner, questions, config).run(stop)
 
 
 class Evaluator:
@@ -94,11 +95,11 @@ class Evaluator:
         """When the learner of a finished run was first seen to be gone."""
         self._done = Done(config.folder)
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Ends early once `stop` is set."""
+    async def run(self, stop: asyncio.Event) -> bool:
+        """Whether all is scored: it ends early once `stop` is set."""
         config, done, finish = self._config, self._done, Finish(self._config.run.steps)
         await wait_until_announced(self._buffer, stop.is_set)
-        if read_marker(config.folder) is None:
+        if not stop.is_set() and read_marker(config.folder) is None:
             set_others_aside(config.folder, (await self._buffer.identity()).run_id)
         while not stop.is_set():
             state = await self._buffer.state()
@@ -106,7 +107,7 @@ class Evaluator:
             is_finished = finish.has_come(state)
             if is_finished and done.version >= state.step:
                 log.info("run %s is finished and its last version is scored; the evaluator ends", config.run.name)
-                break
+                return True
             loading = asyncio.ensure_future(self.load_due(state, is_finished))
             if not await unless_stopped(loading, stop):
                 break
@@ -124,6 +125,7 @@ class Evaluator:
             scores = summarize(scored, self._questions, config.environment[config.evaluated_in].scoring)
             record(config.folder, version, self._engine.loaded, time.monotonic() - started, scores, scored)
             log.info("version %d: EM %.3f, depth %.2f", version, scores["all"]["em"], scores["all"]["depth"])
+        return False
 
     async def _score(self, version: int) -> list[Trajectory] | None:
         """A colocated learner gets the GPUs between two rounds: it waits for them no longer than run.stall_s."""

@@ -85,7 +85,8 @@ def evaluator(config: Config, gpu: Gpus = ()) -> None:
     require_gpus("eval.gpus", gpus)
     from cusearch_async.processes import evaluator  # noqa: PLC0415  (libraries read the settings above when loaded)
 
-    uvloop.run(ending(evaluator.run(config)))
+    if not uvloop.run(ending(evaluator.run(config))) and LAUNCHED not in os.environ:
+        sys.exit(STOPPED)  # as a worker's
 
 
 def retriever(config: Config) -> None:

@@ -14,10 +14,12 @@ import json
 import logging
 import os
 import random
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -184,8 +186,7 @@ class SearchClient:
                         self._note_failure(error, query, failing_since, outage_s)
                     except RetrievalUnavailable:
                         if query.text == _FIRST or not await self._answers_another():
-                            raise
-                        raise self._refusal(error, query, outage_s) from error
+                            raise  # else this one is refused when it has failed for so long itself
                     failing_s = max(self.down_s, time.monotonic() - failing_since)  # others may be answered
                     await asyncio.sleep(_pause_after(failing_s) * random.uniform(0.5, 1.5))
                 else:
@@ -214,17 +215,14 @@ class SearchClient:
             remedy = "start it (`cusearch worker retriever CONFIG`), or fix retriever.url"
             raise RetrievalUnavailable(f"the retriever at {self._settings.url} {down}; {remedy}") from error
         if is_late:
-            raise self._refusal(error, query, outage_s) from error
-
-    def _refusal(self, error: Exception, query: Query, outage_s: float) -> SearchRefused:
-        refused = f"answers other searches, but for {outage_s:g} s not the search for {query.text!r:.200}"
-        return SearchRefused(f"the retriever at {self._settings.url} {refused} ({_describe(error)})")
+            refused = f"answers other searches, but for {outage_s:g} s not the search for {query.text!r:.200}"
+            raise SearchRefused(f"the retriever at {self._settings.url} {refused} ({_describe(error)})") from error
 
     async def _answers_another(self) -> bool:
         """Whether another search is answered, where nobody may have made one: a run can continue without the one that
         is not."""
         try:
-            await self._ask(self._first_search)
+            await self._ask(replace(self._first_search, text=f"{_FIRST} {secrets.token_hex(4)}"))  # in no cache
         except (SearchRefused, *_FAILURES):
             return False
         self._note_answer()

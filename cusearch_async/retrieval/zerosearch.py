@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
+from aiohttp.helpers import get_env_proxy_for_url
+from yarl import URL
 
 from cusearch_async.config import ZeroSearchConfig, is_loopback, secret
 from cusearch_async.errors import SearchFailed
@@ -169,12 +171,11 @@ class ZeroSearch:
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             timeout = aiohttp.ClientTimeout(settings.timeout_s)
             connector = aiohttp.TCPConnector(limit=0)  # the worker and the simulator have their own limits
-            self._session = aiohttp.ClientSession(
-                headers=headers, timeout=timeout, connector=connector, trust_env=not is_loopback(settings.url)
-            )
+            self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
         url = f"{settings.url}/chat/completions"
         try:
-            async with self._session.post(url, json=body, allow_redirects=False) as response:
+            proxy = _proxy_of(url)
+            async with self._session.post(url, json=body, allow_redirects=False, **proxy) as response:
                 answer = await read_answer(response)
                 if response.status != 200:
                     text = answer.decode("utf-8", "replace")[:200]
@@ -203,3 +204,15 @@ def _text_of(answer: Any) -> str:
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"a chat completion without text: {answer!r:.200}")
     return without_surrogates(text)
+
+
+def _proxy_of(url: str) -> dict[str, Any]:
+    """That of the environment, for a simulator elsewhere. Not by `trust_env`, which reads .netrc, too: aiohttp takes no
+    key beside that."""
+    if is_loopback(url):
+        return {}
+    try:
+        proxy, auth = get_env_proxy_for_url(URL(url))
+    except LookupError:
+        return {}
+    return {"proxy": proxy, "proxy_auth": auth}

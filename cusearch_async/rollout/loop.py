@@ -84,8 +84,8 @@ class RolloutLoop:
         self._config = config
         self._buffer = buffer
         self._engine = engine
-        # a learner that starts again publishes them anew, which takes minutes
-        self._loader = PatientLoader(engine, source, config.run.stall_s)
+        # a learner that starts again publishes them anew, which takes minutes; one that waits ends after the whole time
+        self._loader = PatientLoader(engine, source, config.run.stall_s / 2)
         self._runner = runner
         self._search = search
         self._questions = questions

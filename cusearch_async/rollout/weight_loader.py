@@ -27,8 +27,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
 async def wait_until_announced(buffer: WorkerBuffer, is_over: Callable[[], bool]) -> None:
-    """Wait until the run has weights and this process's contract, or until `is_over`. The learner's `recover` and first
-    `announce` end the wait. Raises: ContractMismatch."""
+    """Wait until the run has had weights, and has this process's contract, or `is_over`. The learner's `recover` and
+    first `announce` end the wait. Raises: ContractMismatch."""
     with log_waiting(log, "waiting for the learner to publish weights"):
         while not is_over() and not (await buffer.state()).weights:
             await buffer.wait_for_news(IDLE_S)

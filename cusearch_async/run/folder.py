@@ -87,6 +87,8 @@ class Marker(msgspec.Struct, frozen=True):
     """A random id; two runs with one name have different ids."""
     created: str
     """ISO 8601, UTC."""
+    is_adopted: bool = False
+    """Of a folder in which a learner continues a run from an object store, beside that in which it began."""
 
 
 def mark(folder: Path, run: str) -> Marker:
@@ -135,7 +137,7 @@ def adopt(folder: Path, marker: Marker) -> None:
     """Give a marked folder the marker of another, of the same run.name. Raises: WriteFailed."""
     try:  # in place, as launch holds the file, and empty at no moment
         with (folder / MARKER).open("r+b") as file:
-            file.write(msgspec.json.encode(marker))
+            file.write(msgspec.json.encode(msgspec.structs.replace(marker, is_adopted=True)))
             file.truncate()
     except OSError as error:
         raise write_failed(folder / MARKER, error) from error

@@ -138,11 +138,15 @@ class Identity:
     def is_copy_of(self, run: Identity) -> bool:
         """Whether the folder of `run` is beside this one: that of a folder that was moved is gone. Raises: ConfigError
         for a marker that cannot be read."""
-        there = Path(run.folder)
-        if not self.run_id or self.run_id != run.run_id or not (self.folder and run.folder and there.exists()):
+        if not self.run_id or self.run_id != run.run_id or not (self.folder and run.folder):
             return False
-        marker = None if there.samefile(self.folder) else read_marker(there)
-        return marker is not None and marker.id == self.run_id
+        try:
+            if Path(run.folder).samefile(self.folder):
+                return False
+            markers = [read_marker(Path(folder)) for folder in (self.folder, run.folder)]
+        except OSError:  # it is not there, or not this user's any more
+            return False
+        return all(marker and marker.id == self.run_id and not marker.is_adopted for marker in markers)
 
 
 NOBODY = Identity()

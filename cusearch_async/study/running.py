@@ -46,7 +46,7 @@ def run_all(
         where = folder / WORK / run.id
         _wait_until_free(where, run.config.run.stall_s + _LEAVE_S)
         if lacks_a_score(run, where) and not any(key.endswith("objects") for key in places_of(plan, run)):
-            log.warning("%s has not scored all versions; it is made anew", run.id)
+            log.warning("%s lacks steps or scores; it is made anew", run.id)
             _remove(where, plan, run)
         reason, wall_s = _launch(plan, run, where)
         try:

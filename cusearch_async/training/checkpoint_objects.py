@@ -68,9 +68,10 @@ class CheckpointObjects:
         theirs = await asyncio.to_thread(self._marker)
         own = run_folder.read_marker(self._folder)
         is_new = not (self._folder / STARTS).exists()
-        if theirs.run != self._run or (theirs != own and not is_new):
+        is_ours = own is not None and own.id == theirs.id
+        if theirs.run != self._run or not (is_ours or is_new):
             raise self._refusal(theirs)
-        if theirs != own:
+        if not is_ours:
             run_folder.adopt(self._folder, theirs)
             log.info("%s continues the run of %s", self._folder, self._objects.url)
 

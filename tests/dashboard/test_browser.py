@@ -69,12 +69,9 @@ FOLLOWED = """
     ("screen", "stays"), [("episodes", True), ("settings", True), ("heldout", True), ("now", False)]
 )
 def test_what_is_read_at_leisure_is_not_drawn_again_by_news(data, tmp_path, screen, stays):
-    """Leaving the tab for some seconds closed opened episodes and reset the filters."""
+    """A step that was done closed opened episodes and reset the filters."""
     script = """
-      Object.defineProperty(document, "hidden", { value: true, configurable: true });
       take({ rows: { step: [3], values: {} } });
-      Object.defineProperty(document, "hidden", { value: false, configurable: true });
-      document.dispatchEvent(new Event("visibilitychange"));
       return [data.rows.step.length, drawn() === before];
     """
     assert answer_of(FOLLOWED + script, tmp_path, data, screen) == [4, stays]

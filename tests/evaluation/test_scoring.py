@@ -32,6 +32,7 @@ from cusearch_async.evaluation.scoring import (
 )
 from cusearch_async.metrics import files
 from cusearch_async.metrics.files import ScoresFile, Summaries, read_scores
+from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.transport.interface import RunState
 from cusearch_async.types import Question
@@ -350,4 +351,5 @@ def test_scores_of_an_earlier_run_in_an_evaluators_own_folder_are_set_aside(tmp_
     assert done_at(tmp_path, "v000020-e1") == 20
     set_others_aside(tmp_path, "two")
     assert done_at(tmp_path, "v000000-e1") == -1
-    assert (tmp_path / "eval.jsonl.one").read_text().count("\n") == 1
+    assert (tmp_path / "tensorboard" / "eval.jsonl.one").read_text().count("\n") == 1
+    run_folder.mark(tmp_path, "atlas")  # a learner may come to this folder, as it could before

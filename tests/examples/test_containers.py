@@ -65,7 +65,7 @@ def test_containers_share_what_processes_of_a_machine_share():
     assert found["network"]["ports"] == ["127.0.0.1:8787:8787"]
     for process in processes:
         assert process["network_mode"] == "service:network"
-        assert process["volumes"] == [".:/work", f"gpus:/tmp/{gpus._folder().name.rpartition('-')[0]}-0"]
+        assert process["volumes"] == [".:/work", f"gpus:/tmp/{gpus._folder().parent.name.rpartition('-')[0]}-0"]
     assert {*services("compose.gpu.yaml")} == {"learner", "rollout", "evaluator"}
 
 

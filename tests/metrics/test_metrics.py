@@ -141,6 +141,8 @@ def test_a_slow_worker_that_ends_no_request_in_a_step_stays_the_slowest():
     first = rates.since_last({"a": fast, "b": slow})["rollout/slowest_share"]
     fast = replace(fast, sampled_tokens=2000, request_s=100, alive_s=20)
     assert rates.since_last({"a": fast, "b": slow})["rollout/slowest_share"] == first, "it has not even reported"
+    fast, dead = replace(fast, sampled_tokens=2500, request_s=125, alive_s=25), replace(slow, heartbeat_age_s=1200.0)
+    assert "rollout/slowest_share" not in rates.since_last({"a": fast, "b": dead}), "it was replaced"
     fast, idle = replace(fast, sampled_tokens=3000, request_s=150, alive_s=30), replace(slow, alive_s=30, in_flight=0)
     assert "rollout/slowest_share" not in rates.since_last({"a": fast, "b": idle})
 

@@ -380,6 +380,20 @@ async def test_a_search_that_is_never_answered_is_refused_by_itself_where_nobody
         assert await client.search("Peru", 0, QUESTION, 0) == ["Lima"]
 
 
+async def test_what_was_answered_before_does_not_hide_an_outage():
+    """A retriever that keeps its answers has that to the first search of each worker, also when its budget is spent."""
+    kept = {"first search"}
+
+    async def spent(service, request):
+        query = (await request.json())["queries"][0]
+        return await (finds("kept") if query in kept else says("spent", 403))(service, request)
+
+    async with client_of(Service(spent), outage_s=0.5) as client:
+        await client.wait_until_answering(5.0)
+        with pytest.raises(RetrievalUnavailable, match=r"has given no valid answer for 0\.5 s"):
+            await client.search("Peru", 0, QUESTION, 0)
+
+
 async def test_a_search_that_alone_is_never_answered_is_asked_for_ever_more_rarely():
     """Eight times a second for five minutes: each may be paid for, or fail the others of its batch."""
 

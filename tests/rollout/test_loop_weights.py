@@ -112,6 +112,7 @@ async def test_a_worker_waits_for_a_learner_that_starts_again_and_publishes_what
     _, buffer, runner, loop = parts
     config = load_config(atlas_config, [*SMALL, "--redis.outage_s", "0.05"])
     loop = RolloutLoop("w", config, buffer, FakeEngine(), None, runner, FakeSearch(), QUESTIONS)
+    assert loop._loader._patience_s + 10 < config.run.stall_s, "its reason is told before the learner has stalled"
     store = UnreadableStore(loop._engine, "v000000-e1")
     await start(buffer)
     async with running(loop):

@@ -305,3 +305,19 @@ def test_a_copy_of_a_folder_is_not_its_run(tmp_path):
     assert NOBODY.in_folder(tmp_path / "link").may_delete(known)
     shutil.rmtree(tmp_path / "a")
     assert has_joined("atlas", copy, known), "it was moved, by way of a copy"
+
+
+def test_a_folder_that_continues_a_run_from_an_object_store_is_no_copy(tmp_path, monkeypatch):
+    """It has the id of the first by design. Nor is one whose old place is no longer this user's."""
+    marker = run_folder.mark(tmp_path / "a", "atlas")
+    known = NOBODY.in_folder(tmp_path / "a")
+    run_folder.mark(tmp_path / "b", "atlas")
+    run_folder.adopt(tmp_path / "b", marker)
+    assert has_joined("atlas", NOBODY.in_folder(tmp_path / "b"), known)
+    shutil.copytree(tmp_path / "a", tmp_path / "c")
+
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "samefile", denied)
+    assert has_joined("atlas", NOBODY.in_folder(tmp_path / "c"), known)

@@ -104,7 +104,7 @@ def test_another_machine_finds_checkpoints_starts_and_curves(host, objects):
     assert there.newest() == "step000002-e1"
     assert names(there.folder) == names(here.folder) == ["step000001-e1", "step000002-e1"]
     assert (there.folder / "checkpoints/step000002-e1/deepspeed/weights").read_text() == "2"
-    assert read_marker(there.folder) == read_marker(here.folder), "the same run, for Redis, too"
+    assert read_marker(there.folder).id == read_marker(here.folder).id, "the same run, for Redis, too"
     assert epochs_and_steps(there.folder) == [(1, 0)]
     assert (there.folder / "metrics.jsonl").read_bytes() == (here.folder / "metrics.jsonl").read_bytes()
 
@@ -361,7 +361,7 @@ def test_a_launch_on_another_machine_is_of_the_same_run(host, objects, atlas_con
     overrides = ["--run.folder", str(there), "--run.steps", "2", "--redis.url", "redis://127.0.0.1:1/0", *OBJECTS]
     launch.run(Namespace(config=atlas_config, accept_changes=False, take_over=False), overrides)
     assert "is complete: 2 steps are done" in " ".join(capsys.readouterr().out.split())
-    assert read_marker(there) == read_marker(tmp_path / "here")
+    assert read_marker(there).id == read_marker(tmp_path / "here").id
 
 
 def test_a_store_that_cannot_be_read_is_named(host, objects, monkeypatch):

