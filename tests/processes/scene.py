@@ -101,17 +101,17 @@ class Scene:
             monkeypatch.setattr(module, "stop_on_signals", lambda: self.stop)
         monkeypatch.setattr(start_report, "open_buffer", self._open_elsewhere)
 
-    async def process(self, name: str) -> None:
-        """The process from start to end, which must come in time."""
+    async def process(self, name: str) -> bool:
+        """The process from start to end, which must come in time; whether its work is done."""
         work = (
             self.rollout.run(self.config, "w", os.sched_getaffinity(0))
             if name == "rollout"
             else self.evaluator.run(self.config)
         )
-        await asyncio.wait_for(work, 20 * SLOW)
+        return await asyncio.wait_for(work, 20 * SLOW)
 
     @asynccontextmanager
-    async def running(self, name: str) -> AsyncIterator[asyncio.Task[None]]:
+    async def running(self, name: str) -> AsyncIterator[asyncio.Task[bool]]:
         """The process at work; stopped at the end, and waited for. Raises what ended it."""
         working = asyncio.create_task(self.process(name))
         try:

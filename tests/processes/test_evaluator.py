@@ -9,6 +9,8 @@ from unittest.mock import patch
 import pytest
 
 from cusearch_async.errors import ContractMismatch, LearnerUnreachable, WeightsUnavailable
+from cusearch_async.evaluation.scores import set_others_aside
+from cusearch_async.files import append_row
 from cusearch_async.lifecycle.gpu_share import GpuShare
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run.history import epochs_and_steps, record_start
@@ -56,8 +58,21 @@ async def test_it_scores_what_is_due_and_ends_with_the_run(scene, learner):
     await look_again(scene)
     assert not working.done(), "a learner may still go back behind the last version"
     await finish(scene, learner, 4)
-    await working
+    assert await working
     assert scene.events[-1] == CLOSED
+
+
+async def test_one_that_is_stopped_while_it_waits_for_a_run_leaves_its_scores(scene):
+    """It took no run for another one: their curve began anew."""
+    set_others_aside(scene.config.folder, "this run")
+    append_row(scene.config.folder / "eval.jsonl", {"step": 2, "epoch": 1, "all": {"em": 0.5}})
+    scene.retriever_answers.set()
+    working = asyncio.create_task(scene.process("evaluator"))
+    await until(lambda: scene.looks >= 3)
+    scene.stop.set()
+    assert not await working, "its run is not over: Kubernetes took one that was drained for done"
+    set_others_aside(scene.config.folder, "this run")
+    assert (scene.config.folder / "eval.jsonl").exists()
 
 
 async def finish(scene: Scene, learner: MemoryBuffer, step: int) -> None:
