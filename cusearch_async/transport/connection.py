@@ -210,6 +210,9 @@ class Connection:
 def _is_outage(error: Exception) -> bool:
     if isinstance(error, RuntimeError):
         return _CLOSED in str(error)
+    # the client loads a script that is missing; it may be forgotten again before it is run
+    if isinstance(error, exceptions.NoScriptError):
+        return True
     return isinstance(error, _OUTAGE) or any(word in str(error) for word in _OUTAGE_WORDS)
 
 

@@ -7,7 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from redis import exceptions
 
+from cusearch_async.config import RedisConfig
+from cusearch_async.transport.connection import Connection
 from tests.conftest import SLOW
 from tests.strategies import make_trajectory
 from tests.transport.filling import G, N, start
@@ -56,3 +59,15 @@ async def test_a_master_that_is_demoted_is_left_for_the_one_that_its_address_lea
             assert replica.client.role()[0] == "master"
     finally:
         replica.kill()
+
+
+async def test_a_script_that_is_forgotten_between_loading_and_running_is_sent_again():
+    """Found by the chaos campaign: a worker ended with redis' NoScriptError."""
+    connection, errors = Connection(RedisConfig(url="redis://127.0.0.1:1/0"), 10.0), [exceptions.NoScriptError("No.")]
+
+    async def command() -> str:
+        if errors:
+            raise errors.pop()
+        return "done"
+
+    assert await connection.run(command) == "done"
