@@ -203,6 +203,19 @@ def test_only_of_a_pool_that_was_taken_before_may_a_trajectory_be_counted_as_los
     assert (verdict.counts["lost"], verdict.counted_lost) == (lost, 1 - lost)
 
 
+def test_what_an_earlier_learner_counted_of_a_pool_is_not_counted_again():
+    """It took the pool, found one deleted, and died; the next one found the pool as it was then."""
+    events = clean_run()
+    of_first = [dict(e) for e in events if e.get("step") == 1]
+    for epoch in (2, 3):
+        events += [dict(e, epoch=epoch) for e in of_first if e["event"] == "claim" or epoch == 3]
+    second, third = [e for e in events if e["event"] == "claim" and e["step"] == 1][1:]
+    second |= {"pool": second["pool"][1:], "counted": [second["pool"][0]["id"]]}
+    third |= {"pool": third["pool"][1:]}
+    verdict = judge(events, 2, EXPECTED)
+    assert (verdict.counts["lost"], verdict.counted_lost) == (0, 1)
+
+
 def lay_out(client: redis.Redis) -> str:
     """One pool of two trained trajectories and one that waits, as the scripts leave them."""
     prefix = "cusearch:{judged}:"

@@ -114,6 +114,9 @@ def judge(events: list[Event], steps: int, expected: Expected) -> Verdict:
             verdict.wrong("not_committed", f"step {step} is done, and no learner wrote that it committed it")
             continue
         claim, commit = done[step]
+        # what an earlier learner counted when it took the pool is not counted again
+        before = (e["counted"] for e in claims if e["step"] == step and e["epoch"] <= claim["epoch"])
+        claim = claim | {"counted": sorted(set().union(*before))}
         _judge_pool(claim, commit, first_claimed[step] < claim["epoch"], expected, verdict)
         _judge_tickets(claim, taken, expected, verdict)
         for t in claim["pool"]:
