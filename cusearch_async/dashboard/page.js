@@ -667,10 +667,10 @@ function showNow() {
     if (there && fresh && there.textContent !== fresh.textContent) {
       const selected = getSelection();
       if (!selected.isCollapsed && there.contains(selected.anchorNode)) continue;
-      const [left, scrolled] = [there, fresh].map((one) => [...one.querySelectorAll(".scroll")]);
-      const places = left.map((one) => one.scrollLeft);
+      const [before, after] = [there, fresh].map((one) => [...one.querySelectorAll(".scroll")]);
+      const lefts = before.map((one) => one.scrollLeft);
       there.replaceWith(fresh);
-      scrolled.forEach((one, place) => { one.scrollLeft = places[place] ?? 0; });
+      after.forEach((one, number) => { one.scrollLeft = lefts[number] ?? 0; });
     } else if (Boolean(there) !== Boolean(fresh) && places.includes(current())) return show();
   }
 }

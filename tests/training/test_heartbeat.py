@@ -100,8 +100,8 @@ async def test_an_outage_does_not_end_it_and_a_new_learner_does(scene):
         heartbeat.check()
 
 
-async def test_a_silent_rank_is_told_of_before_the_process_ends(scene, monkeypatch):
-    """No hook heard of it, and the run was "running or killed"."""
+async def told_before_the_end(scene, monkeypatch, ranks, collective_s):
+    """What is told of another rank, in step 7, before the process ends with status 1."""
     told, ends = [], []
 
     async def tell(error):
@@ -111,30 +111,25 @@ async def test_a_silent_rank_is_told_of_before_the_process_ends(scene, monkeypat
         return ends
 
     monkeypatch.setattr("os._exit", lambda status: ends.append((status, len(told))))
-    ranks = SimpleNamespace(silent=lambda after_s: [3], is_asked_to_stop=lambda: False)
-    async with Heartbeat(scene.buffer, ranks, 60, 40, asyncio.Event(), 7, tell):
+    async with Heartbeat(scene.buffer, ranks, 60, collective_s, asyncio.Event(), 7, tell):
         await wait_until_async(has_ended, 10)
     assert ends[0] == (1, 1)
-    assert told[0].startswith("rank 3 has not reported for 40 s (learner.collective_timeout_s) in step 7; the learner")
+    return told[0]
+
+
+async def test_a_silent_rank_is_told_of_before_the_process_ends(scene, monkeypatch):
+    """No hook heard of it, and the run was "running or killed"."""
+    ranks = SimpleNamespace(silent=lambda after_s: [3], is_asked_to_stop=lambda: False)
+    told = await told_before_the_end(scene, monkeypatch, ranks, 40)
+    assert told.startswith("rank 3 has not reported for 40 s (learner.collective_timeout_s) in step 7; the learner")
 
 
 async def test_a_failed_rank_of_this_machine_is_told_of_where_rank_0_does_not_end_by_itself(scene, monkeypatch):
     """On a GPU rank 0 waits for it until long after the process is ended: no hook heard of it."""
-    told, ends = [], []
-
-    async def tell(error):
-        told.append(str(error))
-
-    async def has_ended():
-        return ends
-
-    monkeypatch.setattr("os._exit", lambda status: ends.append((status, len(told))))
     monkeypatch.setattr(module, "failed_ranks", ["rank 3 ended with status -9"])
     monkeypatch.setattr(module, "ENDING_S", 0.2)
-    async with Heartbeat(scene.buffer, NOBODY, 60, 60, asyncio.Event(), 7, tell):
-        await wait_until_async(has_ended, 10)
-    assert ends[0] == (1, 1)
-    assert told[0] == "rank 3 ended with status -9; the learner ends"
+    told = await told_before_the_end(scene, monkeypatch, NOBODY, 60)
+    assert told == "rank 3 ended with status -9; the learner ends"
 
 
 async def test_the_run_is_stopped_where_another_rank_is_asked_to(scene):
