@@ -56,9 +56,8 @@ def cuda_names() -> tuple[str, ...]:
     if (visible := visible_names()) is not None:
         return visible
     cards = [path for path in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    return tuple(
-        map(str, range(len(cards) or count_in_wsl()))
-    )  # CUDA counts from 0, also in a container that has nvidia3 alone
+    # CUDA counts from 0, also in a container that has nvidia3 alone
+    return tuple(map(str, range(len(cards) or count_in_wsl())))
 
 
 def cuda_name(gpu: str) -> str:
