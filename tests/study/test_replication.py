@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import xxhash
 
+from cusearch_async.algorithm.methods.sdga import is_phase_trapped
 from cusearch_async.study.plan import read_file, read_plan
 from cusearch_async.study.report import figures_of, report_of
 from cusearch_async.study.tables import Tables
@@ -177,10 +178,13 @@ def test_what_the_page_says_of_phase_0(tables):
     early = steps[steps["selection/phase"] == 0]
     selected = np.array([json.loads(row) for row in early["depth/selected"]])
     share = selected[:, 1].sum() / selected.sum()
+    pools = [json.loads(row) for row in early["depth/generated"]]
+    trapped = sum(is_phase_trapped(pool, selected[0].sum(), 0) for pool in pools)
     flat, alone = (early[f"groups/{name}_share"].mean() for name in ("zero_variance", "singleton"))
     for text in (
         f"it takes {share:.0%} of its budget from depth 1".replace("%", " %"),
         f"in these {len(early)} of its {len(steps)} steps {early['usable'].mean():.0f} of {selected[0].sum()} selected",
+        f"in {trapped} of them it is [trapped](algorithm.md#the-phase-trap)",
         f"of what SDGA-Phase trains on {100 * flat:.0f} % are flat and {100 * alone:.0f} % alone",
     ):
         assert text in page
