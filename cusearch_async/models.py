@@ -112,8 +112,8 @@ def refuse_more_layers(trained: int | None, layers: int | None, path: str) -> No
 
 
 def read_config(path: str, key: str = "model.path") -> Any:
-    """A model's config.json. Raises: ConfigError when it cannot be read, or when the model is multimodal, quantised or
-    needs custom code."""
+    """A model's config.json. Raises: ConfigError when it cannot be read, or when the model is multimodal, no causal LM,
+    quantised or needs custom code."""
     refuse_missing_folder(path, key)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -125,6 +125,9 @@ def read_config(path: str, key: str = "model.path") -> Any:
             f"{key} {path!r} is multimodal ({config.model_type}); only text models are supported: use a causal LM like "
             "Qwen/Qwen2.5-3B"
         )
+    kinds = config.architectures or []
+    if kinds and not any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds):
+        raise ConfigError(f"{key} {path!r} is a {kinds[0]}, which is no causal LM; use one like Qwen/Qwen2.5-3B")
     stated = getattr(config, "quantization_config", None) or getattr(config, "compression_config", None)
     if stated is not None:
         stated = stated if isinstance(stated, Mapping) else stated.to_dict()

@@ -198,3 +198,10 @@ def test_a_model_that_is_no_causal_lm_is_named(model):
     change(model, model_type="t5", max_position_embeddings=512)
     with pytest.raises(ConfigError, match="is a t5, which is no causal LM"):
         check_files(str(model))
+
+
+def test_an_encoder_is_named_before_its_context_is(model):
+    """Its short context was to be obeyed first; and transformers can make a causal LM of BERT."""
+    change(model, model_type="bert", architectures=["BertForMaskedLM"], max_position_embeddings=512)
+    with pytest.raises(ConfigError, match=r"'.*' is a BertForMaskedLM, which is no causal LM; use one like Qwen/"):
+        check_model(str(model), 2000)
