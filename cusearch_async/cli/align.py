@@ -25,6 +25,7 @@ from rich.table import Table
 from cusearch_async.algorithm.methods import PlansRollouts, method_class
 from cusearch_async.cli.parts.arguments import add_trust, at_least
 from cusearch_async.cli.parts.passes import answering_search, run_passes_with
+from cusearch_async.cli.preflight.shapes import shape_of
 from cusearch_async.config import Config, MethodConfig, load_config
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.environments import Search
@@ -80,6 +81,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     budget = min(config.method.budget, config.pool.size // 2)
     methods = {name: _method(config, name, budget) for name in arguments.methods}
     configure_process([])
+    refuse_without_linear_layers(config)
     with packages_of("study"):  # missing ones are told before the work, not after it
         from cusearch_async.study import statistics  # noqa: F401, PLC0415
     kept = Checkpoints(folder, config.learner.keep_checkpoints).by_step()
@@ -113,6 +115,14 @@ def _write(
 def _counts(figures: Figures) -> dict[str, float]:
     """Trajectories a pool."""
     return {name: float(np.mean(getattr(figures, name))) for name in ("selected", "usable", "alone")}
+
+
+def refuse_without_linear_layers(config: Config) -> None:
+    """Raises: ConfigError for a model like GPT-2, which has none but its head."""
+    shape = shape_of(config.model)
+    if shape is not None and not shape.linear:
+        kind, path = shape.config.model_type, config.model.path
+        raise ConfigError(f"align compares gradients of linear layers (nn.Linear), and {path!r}, a {kind}, has none")
 
 
 def _method(config: Config, name: str, budget: int) -> MethodConfig:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from transformers import GPT2Config
 
 from cusearch_async.cli import align
 from cusearch_async.config import load_config
@@ -205,6 +206,15 @@ def test_the_controls_take_as_many_as_the_runs_own_sdga_would():
     config = load_config(Path("atlas"))
     reserves = {align._method(config, name, 12).own.phase_reserve for name in ("sdga_phase", "random_siblings")}
     assert reserves == {0.5}
+
+
+def test_a_model_without_linear_layers_is_refused_before_anything_is_generated(tmp_path):
+    """After the first policy's pools it ended with a traceback of autograd."""
+    GPT2Config(vocab_size=384, n_embd=16, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    config = load_config(Path("atlas"), ["--model.path", str(tmp_path)])
+    with pytest.raises(ConfigError, match=r"align compares gradients of linear layers .*, a gpt2, has none"):
+        align.refuse_without_linear_layers(config)
+    align.refuse_without_linear_layers(load_config(Path("atlas")))
 
 
 @pytest.mark.parametrize("name", ["grpo_half", "ar3po"])
