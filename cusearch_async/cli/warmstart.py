@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from cusearch_async.cli.parts.arguments import add_config, at_least, finite, parsed
+from cusearch_async.cli.preflight.memory import refuse_too_little
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.entry import STOPPED
 from cusearch_async.lifecycle.launcher import load_launched
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     with rank_of_learner(config):
         from cusearch_async.processes import warmstart  # noqa: PLC0415  (torch reads the settings above when loaded)
 
+        refuse_too_little(config)
         is_finished = warmstart.run(config, course, sources, folder)
     if not is_finished:
         sys.exit(STOPPED)  # what comes next needs the model

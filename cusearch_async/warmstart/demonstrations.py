@@ -27,7 +27,14 @@ from cusearch_async.data.questions import load_run_questions, needs_answers
 from cusearch_async.data.rows import Origin, origin_of, parse_row
 from cusearch_async.environments import AgentEnvironment, Environment
 from cusearch_async.environments.search import TAGS
-from cusearch_async.errors import ConfigError, CorruptPayload, EpisodeFailed, InvalidTrajectory
+from cusearch_async.errors import (
+    OF_ONE_EPISODE,
+    ConfigError,
+    CorruptPayload,
+    EpisodeFailed,
+    InvalidTrajectory,
+    first_line,
+)
 from cusearch_async.rollout.prompting import build_prompt, encode
 from cusearch_async.rollout.turn import Turn
 from cusearch_async.surrogates import half_character
@@ -161,8 +168,8 @@ class _Rollout:
         self._search.begin(_documents(row))
         try:
             found = self._loop.run(self._runner.run(question, number, 0, _WORKER, temperature=0.0))
-        except EpisodeFailed as error:
-            raise EpisodeFailed(f"{row.where}: {error}") from error
+        except tuple(OF_ONE_EPISODE) as error:
+            raise EpisodeFailed(f"{row.where}: {first_line(error)}") from error
         problem = self._policy.problem() or self._search.problem()
         if problem is None and found.prediction is None and found.reward <= 0:  # an agent may return a reward alone
             problem = f"it gives no answer; its last turn is {turns[-1]!r:.200}"

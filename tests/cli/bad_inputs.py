@@ -44,6 +44,12 @@ def model(context: int = 4096) -> dict[str, File]:
     return {"model/config.json": json.dumps({"model_type": "qwen2", **SMALL, "max_position_embeddings": context})}
 
 
+def huge_model() -> dict[str, File]:
+    """A model's folder `model`, which no machine can train."""
+    sizes = {"hidden_size": 16384, "intermediate_size": 65536, "num_attention_heads": 64, "num_hidden_layers": 64}
+    return {"model/config.json": json.dumps({"model_type": "qwen2", **sizes})}
+
+
 def seeing_model(kind: str) -> dict[str, File]:
     """A folder `model` of a model that takes images too, with context enough."""
     text = {**SMALL, "max_position_embeddings": 32768}
@@ -113,6 +119,10 @@ CASES = [
     Case("a rate of 0", "cusearch warmstart atlas --lr 0", r"--lr: must be a positive number, got '0'", status=2),
     Case("all held out", "cusearch warmstart atlas --held-out 1", r"must be a number between 0 and 1, got '1'",
          status=2),
+    Case("a model larger than the memory",
+         "cusearch warmstart atlas --model.path model --demonstrations a.jsonl",
+         r"training 'model' needs \d{4}\.\d GiB of memory, this machine has [\d.]+; use an adapter",
+         files=huge_model()),
     Case("a wheel for a model", "cusearch data model a.whl m", r"a\.whl is no GGUF file: it begins with b'PK",
          files={"a.whl": "PK\x03\x04"}),
     Case("demonstrations of nothing", "cusearch warmstart atlas --demonstrations a.jsonl",

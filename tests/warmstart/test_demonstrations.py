@@ -229,6 +229,24 @@ def test_what_no_rollout_could_have_made_is_left_out_with_its_row(tmp_path, toke
     assert f"{sources.files[0]}, line 2" in read.problems[0]
 
 
+class Judged(SearchEnvironment):
+    """Its judge answers in time, but for one question."""
+
+    async def score(self, episode):
+        if episode.question.text == "Pinsk?":
+            raise TimeoutError
+        return await super().score(episode)
+
+
+def test_a_row_whose_score_is_late_is_left_out_alone(tmp_path, tokenizer):
+    """As a worker's episode; before, a TimeoutError without a name ended the warm start."""
+    config = load_config(Path("atlas"), ["--environment.search.name", "tests.warmstart.test_demonstrations:Judged"])
+    sources = written(tmp_path, GOOD | {"question": "Pinsk?"}, GOOD)
+    read = read_demonstrations(sources, tokenizer, config)
+    assert len(read.trajectories) == 1
+    assert read.problems == [f"{sources.files[0]}, line 1: TimeoutError"]
+
+
 def test_a_file_without_any_that_can_be_used_is_refused(tmp_path, tokenizer, config):
     with pytest.raises(ConfigError, match=r"none of 1 demonstrations can be used: .*line 1: 'turns' must be"):
         read_demonstrations(written(tmp_path, GOOD | {"turns": []}), tokenizer, config)

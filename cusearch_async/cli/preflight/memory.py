@@ -11,9 +11,11 @@ from rich.table import Table
 from cusearch_async.cli.preflight import sizing
 from cusearch_async.cli.preflight.finding import Finding, Status
 from cusearch_async.cli.preflight.gpus import shared_gpus
-from cusearch_async.cli.preflight.shapes import ModelShape
+from cusearch_async.cli.preflight.shapes import ModelShape, shape_of
 from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config
+from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.cuda import count_gpus
 from cusearch_async.machine import usable_memory
 
 TIGHT = 0.9
@@ -171,6 +173,26 @@ def memory_on_cpu(config: Config, shape: ModelShape) -> Finding:
         f"{'' if cache else ' and its KV cache (rollout.vllm.kv_cache_memory_bytes)'}; libraries not counted"
     )
     return _in_memory("memory", text, learner.ranks_per_node * of_rank + copied + engines * (weights + (cache or 0)))
+
+
+def refuse_too_little(config: Config) -> None:
+    """Raises: ConfigError where this machine has not the memory of a warm start on its CPU: a learner without π_ref."""
+    shape = shape_of(config.model)
+    if shape is None or count_gpus():
+        return
+    try:
+        memory = _memory(config, shape)
+    except Exception:  # the model's own code may raise anything where its tensors have no memory
+        return
+    in_turn = max(memory.step, memory.activations)
+    needed = config.learner.ranks_per_node * (memory.held - memory.reference + in_turn)
+    here = usable_memory().total
+    if needed > here:
+        raise ConfigError(
+            f"training {config.model.path!r} needs {needed / GIB:.1f} GiB of memory, this machine has "
+            f"{here / GIB:.1f}; use an adapter (learner.lora.rank), fewer layers (learner.trained_layers) or a smaller "
+            "learner.micro_batch_tokens"
+        )
 
 
 def _in_memory(what: str, text: str, needed: int) -> Finding:
