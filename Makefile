@@ -73,9 +73,10 @@ demo: setup
 	$(BIN)/cusearch demo $(ARGS)
 
 # a real language model in the prose world (docs/real-models.md): SmolLM2-135M-Instruct out of a package, or MODEL=, a
-# Hub id or a folder; its table compares the model as it is, warm-started, and after reinforcement learning
-LM := runs/lm
+# Hub id or a folder; its table compares the model as it is, warm-started, and after reinforcement learning. Each seed and
+# model has its folder
 SEED ?= 0
+LM = runs/lm$(filter-out 0,$(SEED))$(if $(filter runs/lm/smollm2,$(MODEL)),,-$(notdir $(MODEL)))
 LM_SETTINGS = laptop atlas-prose --run.seed $(SEED) $(ARGS)
 MODEL ?= runs/lm/smollm2
 demo-lm: setup $(if $(filter runs/lm/smollm2,$(MODEL)),runs/lm/smollm2/config.json)

@@ -1,0 +1,29 @@
+"""What the targets of the Makefile run, as `make -n` prints it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ((), "runs/lm"),
+        (("SEED=1",), "runs/lm1"),
+        (("MODEL=Qwen/Qwen2.5-0.5B",), "runs/lm-Qwen2.5-0.5B"),
+        (("SEED=1", "LM=runs/mine"), "runs/mine"),
+    ],
+)
+def test_each_seed_and_model_of_demo_lm_has_its_folder(variables, folder):
+    """The second one met the warm start of the first, and was refused."""
+    done = subprocess.run(["make", "-n", "demo-lm", *variables], cwd=ROOT, capture_output=True, text=True, check=True)
+    words = done.stdout.split()
+    written = [words[place + 1] for place, word in enumerate(words) if word in ("--output", "--run.folder")]
+    assert written == [f"{folder}/{name}" for name in ("demonstrations.jsonl", "warm", "run")]
+    assert re.search(rf"--model\.path {re.escape(folder)}/warm/model ", done.stdout)
