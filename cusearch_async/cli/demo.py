@@ -20,6 +20,7 @@ from cusearch_async.cli.parts.arguments import add_accept_changes, add_config
 from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.cli.parts.opening import read_ledger, refuse_if_alive
 from cusearch_async.config import Config, load_config
+from cusearch_async.data.questions import load_eval_questions
 from cusearch_async.errors import BufferUnavailable, ConfigError, ProcessDied
 from cusearch_async.evaluation.scoring import Scores
 from cusearch_async.lifecycle.children import free_port
@@ -52,6 +53,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     check_policy(config, config.model.location)
     if arguments.baseline:
         check_policy(config, arguments.baseline, "--baseline")
+    load_eval_questions(config)  # what cannot be scored is told before the training, not after it
     aside = run_folder.move_aside(config.folder)
     if aside is not None:
         console.print(f"the earlier demo is kept in {aside}", soft_wrap=True)
