@@ -20,7 +20,7 @@ from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import STARTER, STARTERS, Config, RetrieverConfig, load_config
 from cusearch_async.config.retriever import EMBEDDED
 from cusearch_async.dashboard.episodes import stretches
-from cusearch_async.data.questions import held_out_world, load_corpus, load_run_questions
+from cusearch_async.data.questions import held_out_world, labelled, load_corpus, load_run_questions
 from cusearch_async.errors import ConfigError
 from cusearch_async.evaluation.conditions import as_line, conditions
 from cusearch_async.evaluation.probing import Pass, PassResult
@@ -96,7 +96,7 @@ def demonstrate(arguments: argparse.Namespace, overrides: list[str]) -> None:
     with writing_output(arguments.output, "--output"):
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         arguments.output.write_text("".join(lines), encoding="utf-8")
-    few = "" if len(rows) == arguments.count else f", all that there are (--count {arguments.count})"
+    few = "" if len(rows) == arguments.count else f", all that there are in its shares (--count {arguments.count})"
     Console().print(f"{len(rows)} demonstrations in {arguments.output}{few}", soft_wrap=True)
 
 
@@ -121,7 +121,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str], run: RunPa
     passages = load_corpus(config.retriever.corpus)
     search = LocalSearch(passages, config.retriever, config.run.seed)
     engine = what_is_served(config.retriever, config.run.seed, config.run.steps, passages)
-    questions = [chain.question() for chain in chains]
+    questions = labelled([chain.question() for chain in chains], config.evaluated_in)
     drawn = load_run_questions(config)
     own = [drawn.of(ticket) for ticket in range(POOLS * config.pool.questions)]
     temperature = config.episode.temperature

@@ -57,6 +57,16 @@ def test_a_check_runs_the_held_out_cities_greedy_and_sampled_and_then_pools(atla
     assert [cell for cell in everything if cell[0].isdigit()] == ["10", "1.00", "0.00", "1.00", "2.00"]
 
 
+@pytest.mark.system
+def test_a_check_asks_in_the_environment_that_is_scored(atlas_config, tmp_path):
+    """Its questions were of `search` whatever eval.environment named, and a run without one ended in a KeyError."""
+    running = Running()
+    config = tmp_path / "wiki.toml"
+    config.write_text(atlas_config.read_text().replace("[environment.search]", "[environment.wiki]"))
+    check_policy(argparse.Namespace(config=[config], checkpoint=None, per_length=2), [], running)
+    assert {question.environment for one in running.passes for question in one.questions} == {"wiki"}
+
+
 def test_a_check_keeps_the_noise_of_the_config(atlas_config):
     overrides = ["--retriever.noise", "0.25", "--retriever.stochastic", "false", "--eval.suite", '["nq"]']
     config = searched_here(load_config(atlas_config, overrides))
