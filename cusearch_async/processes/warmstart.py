@@ -23,7 +23,8 @@ from cusearch_async.models import check_model
 from cusearch_async.processes.learner import follow
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.folder import MODEL
-from cusearch_async.run.identity import differences
+from cusearch_async.run.history import WEIGHTS
+from cusearch_async.run.identity import NOT_SET, differences
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.transport.interface import RunState
 from cusearch_async.types import Trajectory
@@ -32,6 +33,7 @@ from cusearch_async.warmstart.tuning import Course, terms, tune, tuning_config
 
 log = logging.getLogger(__name__)
 
+OUTPUT = "--output"
 SHOWN = 3
 """Most problems of demonstrations that are logged."""
 
@@ -40,6 +42,7 @@ def run(config: Config, course: Course, sources: Sources, folder: Path) -> bool:
     """Train one rank on demonstrations, until all is done or a signal arrives; whether it is done. The model is then in
     `folder`, where an unfinished warm start is continued. Raises: ConfigError before anything is loaded;
     all errors of training."""
+    run_folder.refuse_others(folder, config.run.name, OUTPUT)
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
     read = read_demonstrations(sources, tokenizer, config)
     trained, held_out = course.divide(read.trajectories, config.run.seed)
@@ -48,7 +51,7 @@ def run(config: Config, course: Course, sources: Sources, folder: Path) -> bool:
         if not ranks.is_leader:
             return follow(ranks, lambda given: tuning_config(given, *_listen_to_course(ranks), folder))
         report(read, trained, held_out)
-        run_folder.mark(folder, config.run.name)
+        run_folder.mark(folder, config.run.name, OUTPUT)
         with run_folder.hold(folder):
             return _lead(config, ranks, course, folder, trained, held_out)
 
@@ -114,8 +117,13 @@ def _listen_to_course(ranks: Ranks) -> tuple[Course, int]:
 
 
 def refuse_another(folder: Path, own: Mapping[str, str], saved: Mapping[str, str]) -> None:
-    """Raises: ConfigError when the folder holds another warm start."""
-    found = [f"{key} was {other}, and is {now}" for key, now, other in differences(own, saved)]
+    """Raises: ConfigError when the folder holds another warm start. Weights count where both are known."""
+    known = {key: text for key, text in saved.items() if key in own}
+    found = [
+        f"{key} was {other}, and is {now}"
+        for key, now, other in differences(own, known)
+        if key != WEIGHTS or NOT_SET not in (now, other)
+    ]
     if found:
         raise ConfigError(f"{folder} holds a warm start of other settings: {', '.join(found)}; choose another --output")
 

@@ -91,18 +91,19 @@ class Marker(msgspec.Struct, frozen=True):
     """Of a folder in which a learner continues a run from an object store, beside that in which it began."""
 
 
-def mark(folder: Path, run: str) -> Marker:
-    """Make `folder` the folder of run `run`, if it is not yet. Several processes may do this at once.
+def mark(folder: Path, run: str, key: str = "run.folder") -> Marker:
+    """Make `folder`, which `key` names, the folder of run `run`, if it is not yet. Several processes may do this at
+    once.
 
     Raises: ConfigError when it belongs to another run, holds foreign files, or cannot be written."""
-    return refuse_others(folder, run) or _make_marker(folder, run)
+    return refuse_others(folder, run, key) or _make_marker(folder, run, key)
 
 
-def refuse_others(folder: Path, run: str) -> Marker | None:
+def refuse_others(folder: Path, run: str, key: str = "run.folder") -> Marker | None:
     """Its marker, if it has one. Raises: ConfigError when the folder belongs to another run than `run`."""
     found = read_marker(folder)
     if found is not None and found.run != run:
-        raise ConfigError(f"run.folder {folder} belongs to run {found.run!r}, not to {run!r}; choose another")
+        raise ConfigError(f"{key} {folder} belongs to run {found.run!r}, not to {run!r}; choose another")
     return found
 
 
@@ -111,25 +112,25 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _make_marker(folder: Path, run: str) -> Marker:
+def _make_marker(folder: Path, run: str, key: str) -> Marker:
     made = Marker(run, uuid.uuid4().hex, now())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         there = {path.name for path in folder.iterdir() if MARKER not in path.name}
         strange = sorted(there) if there - LEFT_BY_OTHERS else []
-        if strange and (found := refuse_others(folder, run)) is not None:
+        if strange and (found := refuse_others(folder, run, key)) is not None:
             return found  # another process has made it in the meantime, and uses it already
         if strange:
             raise ConfigError(
-                f"run.folder {folder} holds {', '.join(strange[:3])} and no {MARKER}, so it was not made by a run; "
+                f"{key} {folder} holds {', '.join(strange[:3])} and no {MARKER}, so it was not made by a run; "
                 "choose an empty folder"
             )
         try:
             write_file(folder / MARKER, msgspec.json.encode(made), replace=False)
         except FileExistsError:
-            return refuse_others(folder, run) or made
+            return refuse_others(folder, run, key) or made
     except OSError as error:
-        raise ConfigError(f"run.folder {folder} cannot be written: {error.strerror}; choose another") from error
+        raise ConfigError(f"{key} {folder} cannot be written: {error.strerror}; choose another") from error
     return made
 
 
@@ -171,7 +172,11 @@ def hold(folder: Path) -> AbstractContextManager[None]:
     """Lock a folder with a marker: meanwhile no other process can launch in it, move it or delete it.
 
     Raises: RunInUse when another process holds it."""
-    return locked(folder / MARKER, fcntl.LOCK_EX, f"{folder} is in use: a launch or a demo runs in it; stop that first")
+    return locked(
+        folder / MARKER,
+        fcntl.LOCK_EX,
+        f"{folder} is in use: a launch, a demo or a warm start runs in it; stop that first",
+    )
 
 
 @contextmanager

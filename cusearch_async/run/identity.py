@@ -169,16 +169,20 @@ def identity_of(config: Config, questions: Sequence[Question], tokenizer: Any) -
     return Identity(terms)
 
 
-def fixed_terms(config: Config) -> dict[str, str]:
-    """Settings without which a checkpoint cannot be loaded, or its tickets make other pools."""
+def loaded_terms(config: Config) -> dict[str, str]:
+    """Settings without which a checkpoint cannot be loaded."""
     lora = config.learner.lora
     return {
         "model.dtype": config.model.dtype,
         "learner.trained_layers": str(config.learner.trained_layers),
         **texts_of({"learner": {"lora": lora.model_dump(mode="json") if lora.rank else {"rank": 0}}}),
-        "pool.rollouts": str(config.pool.rollouts),
-        GROUPS: str(config.questions_per_step),
     }
+
+
+def fixed_terms(config: Config) -> dict[str, str]:
+    """Those, and the settings without which a checkpoint's tickets make other pools."""
+    tickets = {"pool.rollouts": str(config.pool.rollouts), GROUPS: str(config.questions_per_step)}
+    return loaded_terms(config) | tickets
 
 
 def refusal(name: str, own: Identity, run: Identity, accepts_changes: bool = False) -> ContractMismatch | None:

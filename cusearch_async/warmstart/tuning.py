@@ -22,7 +22,9 @@ from cusearch_async.errors import NonFiniteUpdate
 from cusearch_async.files import append_row
 from cusearch_async.learner.interface import Learner
 from cusearch_async.run.folder import METRICS
-from cusearch_async.run.identity import fixed_terms
+from cusearch_async.run.history import WEIGHTS
+from cusearch_async.run.identity import NOT_SET, loaded_terms
+from cusearch_async.run.provenance import weights_of
 from cusearch_async.streams import Stream, stream
 from cusearch_async.training.checkpoint import Checkpoints, state_at
 from cusearch_async.transport.interface import MethodState
@@ -92,8 +94,9 @@ def terms(course: Course, trained: Sequence[Trajectory], config: Config) -> dict
     for trajectory in trained:
         tokens.update(trajectory.token_ids.tobytes() + trajectory.sampled.tobytes())
     return {
-        **fixed_terms(config),
+        **loaded_terms(config),
         "model.path": config.model.path,
+        WEIGHTS: weights_of(config.model.location) or NOT_SET,
         "run.seed": str(config.run.seed),
         "learner.weight_decay": str(config.learner.weight_decay),
         "learner.grad_clip": str(config.learner.grad_clip),

@@ -57,6 +57,11 @@ def seeing_model(kind: str) -> dict[str, File]:
 
 
 Q = {"question": "who", "golden_answers": ["me"]}
+SEARCHED = {
+    **{"question": "What is the currency of Belarus?", "golden_answers": ["Ruble"]},
+    "turns": ["<search>currency of Belarus</search>", "<answer>Ruble</answer>"],
+    "documents": [['"Belarus"\nThe currency of Belarus is Ruble.']],
+}
 TINY = "[environment.search]\ntemplate = 'atlas'\n[episode]\nmax_prompt_tokens = 96\n"
 TINY += "max_turn_tokens = 80\nmax_observation_tokens = 88\n"
 STUDY = """
@@ -123,6 +128,9 @@ CASES = [
          "cusearch warmstart atlas --model.path model --demonstrations a.jsonl",
          r"training 'model' needs \d{4}\.\d GiB of memory, this machine has [\d.]+; use an adapter",
          files=huge_model()),
+    Case("an output of another", "cusearch warmstart atlas --demonstrations a.jsonl --output out",
+         r"--output out belongs to run 'other', not to 'atlas'; choose another",
+         files={"a.jsonl": lines(SEARCHED), "out/run.json": '{"run": "other", "id": "x", "created": "y"}'}),
     Case("a wheel for a model", "cusearch data model a.whl m", r"a\.whl is no GGUF file: it begins with b'PK",
          files={"a.whl": "PK\x03\x04"}),
     Case("demonstrations of nothing", "cusearch warmstart atlas --demonstrations a.jsonl",
@@ -223,6 +231,10 @@ CASES = [
     Case("steps twice", f"{CHECK} --steps 1 --run.steps 2", r"--run\.steps is given 2 times \(1, 2\)", status=2),
     Case("the suite twice", f"{EVAL} --suite nq --eval.suite nq", r"--suite and --eval\.suite are the same setting"),
     Case("a demo of no step", "cusearch demo --steps 0", r"a demo needs at least 1 step, got run\.steps = 0"),
+    Case("a demo of too few held-out", "cusearch demo --eval.questions_per_category 100000",
+         r"eval\.questions_per_category must be <= \d+ \(test chains of . links?\), got 100000"),
+    Case("a demo of nothing held-out", "cusearch demo atlas mine.toml", r"eval\.suite",
+         toml="[data]\nsource = 'q.jsonl'", files={"q.jsonl": lines(Q)}),
     Case("a demo of fewer", "cusearch demo --steps -3", r"run\.steps: .*equal to 0, got -3"),
     Case("depth -1", "cusearch buffer ls atlas --depth -1", r"--depth: must be a whole .*least 0, got '-1'", status=2),
     Case("reward nan", "cusearch buffer ls atlas --min-reward nan", r"reward: must be a number, got 'nan'", status=2),

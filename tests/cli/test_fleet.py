@@ -382,10 +382,10 @@ def test_a_retriever_of_an_embedded_world_is_not_started_for_other_questions(con
 
 
 def test_a_folder_has_one_launch_at_a_time(fleet, config, atlas_config):
-    with pytest.raises(RunInUse, match="is in use: a launch or a demo runs in it"), Fleet(config):
+    with pytest.raises(RunInUse, match="is in use: a launch, a demo or a warm start runs in it"), Fleet(config):
         pass
     overrides = ["--run.folder", str(config.folder)]
-    with pytest.raises(RunInUse, match="is in use: a launch or a demo runs in it"):
+    with pytest.raises(RunInUse, match="is in use: a launch, a demo or a warm start runs in it"):
         launch.run(Namespace(config=atlas_config, accept_changes=False, take_over=True), overrides)
     assert run_folder.read_marker(config.folder).run == config.run.name
 

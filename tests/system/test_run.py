@@ -189,7 +189,7 @@ def test_a_launch_that_is_stopped_ends_its_workers_first_and_redis_last(run: Run
     launched = run.cusearch("launch", run__steps=50, learner__checkpoint_every=50)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
     status, output = finish(run.cusearch("launch", run__steps=50), 60)
-    assert (status, "is in use: a launch or a demo runs in it" in output) == (1, True), output
+    assert (status, "is in use: a launch, a demo or a warm start runs in it" in output) == (1, True), output
     family = psutil.Process(launched.pid).children(recursive=True)  # Redis and vLLM's engine name themselves otherwise
     os.kill(launched.pid, signal.SIGTERM)
     status, output = finish(launched, 120)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from cusearch_async.config import load_config
-from cusearch_async.errors import NonFiniteUpdate
+from cusearch_async.config import STARTER, load_config
+from cusearch_async.errors import ConfigError, NonFiniteUpdate
+from cusearch_async.processes.warmstart import refuse_another
+from cusearch_async.run.history import WEIGHTS
+from cusearch_async.run.identity import NOT_SET
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.warmstart.tuning import Course, terms, tune, tuning_config
 from tests.strategies import make_trajectory
@@ -89,6 +94,30 @@ def test_a_step_that_is_not_finite_is_told_with_what_helps_a_warm_start(tmp_path
     trained = [make_trajectory(ticket) for ticket in range(8)]
     with pytest.raises(NonFiniteUpdate, match=r"the gradient; try an --lr below 0\.0003, and another --output$"):
         tune(Diverging(), trained, [], course, config, Checkpoints(tmp_path, 3), 0, lambda: False)
+
+
+def test_a_warm_start_does_not_depend_on_the_pools_of_the_run():
+    """It was refused for them."""
+    course = Course(8, 1, 3e-4, 0.1)
+    one, other = (
+        load_config(Path("atlas"), given) for given in ([], ["--pool.questions", "32", "--pool.rollouts", "6"])
+    )
+    assert terms(course, [], one) == terms(course, [], other)
+
+
+def test_a_warm_start_of_other_weights_at_the_same_path_is_another(tmp_path):
+    """It was continued, or taken as finished, when the model had been made anew."""
+    folder = shutil.copytree(STARTER, tmp_path / "m")
+    course, config = Course(8, 1, 3e-4, 0.1), load_config(Path("atlas"), ["--model.path", str(folder)])
+    saved = terms(course, [], config)
+    refuse_another(tmp_path, terms(course, [], config), saved)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    own = terms(course, [], config)
+    with pytest.raises(ConfigError, match=r"weights of model.path was .*, and is .*; choose another --output"):
+        refuse_another(tmp_path, own, saved)
+    refuse_another(tmp_path, {**own, WEIGHTS: NOT_SET}, saved)
+    refuse_another(tmp_path, own, {name: text for name, text in saved.items() if name != WEIGHTS})
 
 
 @pytest.mark.parametrize(
