@@ -76,9 +76,9 @@ demo: setup
 # Hub id or a folder; its table compares the model as it is, warm-started, and after reinforcement learning. Each seed and
 # model has its folder
 SEED ?= 0
-LM = runs/lm$(filter-out 0,$(SEED))$(if $(filter runs/lm/smollm2,$(MODEL)),,-$(notdir $(MODEL)))
+LM = runs/lm$(filter-out 0,$(SEED))$(if $(filter runs/lm/smollm2,$(MODEL)),,-$(subst /,-,$(MODEL)))
 LM_SETTINGS = laptop atlas-prose --run.seed $(SEED) $(ARGS)
-MODEL ?= runs/lm/smollm2
+override MODEL := $(patsubst %/,%,$(or $(MODEL),runs/lm/smollm2))
 demo-lm: setup $(if $(filter runs/lm/smollm2,$(MODEL)),runs/lm/smollm2/config.json)
 	$(BIN)/cusearch atlas demonstrations $(LM_SETTINGS) --output $(LM)/demonstrations.jsonl
 	$(BIN)/cusearch warmstart $(LM_SETTINGS) --demonstrations $(LM)/demonstrations.jsonl --output $(LM)/warm --batch 16 --lr 5e-4 --model.path $(MODEL) --learner.cores 0,1

@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[1]
     [
         ((), "runs/lm"),
         (("SEED=1",), "runs/lm1"),
-        (("MODEL=Qwen/Qwen2.5-0.5B",), "runs/lm-Qwen2.5-0.5B"),
+        (("MODEL=Qwen/Qwen2.5-0.5B",), "runs/lm-Qwen-Qwen2.5-0.5B"),
+        (("MODEL=models/qwen/",), "runs/lm-models-qwen"),
+        (("MODEL=runs/lm/smollm2/",), "runs/lm"),
         (("SEED=1", "LM=runs/mine"), "runs/mine"),
     ],
 )
