@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -37,7 +38,7 @@ ROUNDS = 3
 
 
 def demo(seed: int, overrides: list[str]) -> dict[str, Any]:
-    """Run it once, from the demonstrations to the last score."""
+    """Run it once, from the demonstrations to the last score; what an interrupted one has left would shorten it."""
     folder, began = FOLDER / f"lm-{seed}", time.monotonic()
     variables = {
         "LM": str(folder),
@@ -45,7 +46,8 @@ def demo(seed: int, overrides: list[str]) -> dict[str, Any]:
         "ARGS": shlex.join([*own_services(), *overrides]),
         "RUN_ARGS": "--learner.keep_checkpoints 9",
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     subprocess.run(["make", "demo-lm", *(f"{name}={value}" for name, value in variables.items())], check=True)
     minutes = (time.monotonic() - began) / 60
     summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
