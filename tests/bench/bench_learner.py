@@ -24,7 +24,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -147,19 +147,26 @@ def started(side: Side, case: Path) -> Iterator[subprocess.Popen[str]]:
         assert process.stdout is not None
         try:
             if process.stdout.readline() != "ready\n":
-                log.seek(0)
-                raise RuntimeError(f"{side.kind} of {side.tree} has ended: {log.read()[-2000:]}")
+                raise EOFError(process)
             yield process
+        except EOFError as error:
+            if error.args != (process,):
+                raise
+            log.seek(0)
+            raise RuntimeError(f"{side.kind} of {side.tree} has ended: {log.read()[-2000:]}") from error
         finally:
             process.kill()
 
 
 def ask(process: subprocess.Popen[str]) -> str:
-    """Have a side do its work once; its answer."""
+    """Have a side do its work once; its answer. Raises: EOFError when it has ended, for `started`."""
     assert process.stdin is not None and process.stdout is not None  # noqa: PT018
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return process.stdout.readline()
+    with suppress(BrokenPipeError):
+        process.stdin.write("\n")
+        process.stdin.flush()
+    if not (line := process.stdout.readline()):
+        raise EOFError(process)
+    return line
 
 
 def measure(case: dict[str, Any], sides: Mapping[str, Side], folder: Path, count: int) -> dict[str, list[float]]:

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cusearch_async.lifecycle.children import die_with_parent
 from cusearch_async.lifecycle.entry import split_overrides
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.replay.selection import RecordedStep
@@ -48,7 +49,8 @@ def demo(seed: int, overrides: list[str]) -> dict[str, Any]:
     }
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    subprocess.run(["make", "demo-lm", *(f"{name}={value}" for name, value in variables.items())], check=True)
+    command = ["make", "demo-lm", *(f"{name}={value}" for name, value in variables.items())]
+    subprocess.run(command, check=True, preexec_fn=die_with_parent)  # its minutes are of two cores that it has alone
     minutes = (time.monotonic() - began) / 60
     summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
     rows = read_metrics(folder / "run" / "metrics.jsonl")
@@ -113,7 +115,10 @@ def main() -> None:
     arguments = parser.parse_args(own)
     known = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
     overrides = [part for word in overrides for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    by_seed = known.get("by_seed", {}) if known.get("overrides") == overrides else {}
+    if known.get("overrides") != overrides:  # nothing of other settings may stand beside these
+        known = {}
+        FIGURES.unlink(missing_ok=True)
+    by_seed = known.get("by_seed", {})
     for seed in map(str, range(arguments.seeds)):
         if seed not in by_seed:
             by_seed[seed] = demo(int(seed), overrides)

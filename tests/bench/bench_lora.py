@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cusearch_async.lifecycle.entry import split_overrides
+from cusearch_async.overrides import settings_in
 from tests.conftest import own_services
 
 FOLDER = Path("runs/bench")
@@ -29,7 +30,9 @@ STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.3
 def held_out_em(kind: str, seed: int, overrides: list[str]) -> float:
     """Run the demo once."""
     folder = FOLDER / f"lora-{kind}-{seed}"
-    settings = ["--run.seed", str(seed), "--run.folder", str(folder), *own_services(), *overrides, *KINDS[kind]]
+    own = dict(settings_in(KINDS[kind]))
+    shared = [word for name, value in settings_in(overrides) if name not in own for word in (name, str(value))]
+    settings = ["--run.seed", str(seed), "--run.folder", str(folder), *own_services(), *shared, *KINDS[kind]]
     subprocess.run([sys.executable, "-m", "cusearch_async.cli.main", "demo", *settings], check=True)
     return float(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["em_after"])
 

@@ -3,9 +3,10 @@
     python -m tests.bench.bench_rollout
 
 The worker is the real one, with retriever and Redis as processes, at 192 episodes in flight; measured from the end of
-the first 192 episodes until 384 more have ended, while it goes on. vLLM alone is `LLM.generate` with the turns that the
-worker has sampled meanwhile, all given at once, after those before, with the same settings of the engine: with the
-engine in a process of its own, as vLLM starts it by default and the worker has it, and with both in one process.
+the first 192 episodes until 384 more have ended, while it goes on. vLLM alone is its `LLMEngine` with the turns that
+the worker has sampled then, those before and those after, 192 at once, with the same settings; measured from the end of
+as many turns until as many more have ended, while it goes on: with the engine in a process of its own, as vLLM starts
+it by default and the worker has it, and with both in one process.
 PREVIOUS is the worker of an earlier commit. All share one core, and take turns; CPU seconds are those of a side's own
 process and its engine's, not of retriever and Redis. Medians of ROUNDS rounds, the first of which does not count, and
 of the ratios within a round; into runs/bench/learner.json.
@@ -28,6 +29,7 @@ from rich.table import Table
 
 from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.config import load_config
+from cusearch_async.overrides import settings_in
 from tests.bench import figures
 from tests.bench.bench_learner import OUTPUT, PREVIOUS, ROOT, Side, ask, previous_tree, started
 from tests.conftest import free_port
@@ -40,6 +42,9 @@ SIDES = {
     "raw": Side(sys.executable, "rollout_case.py", "raw", ROOT),
     "raw, one process": Side(sys.executable, "rollout_case.py", "raw-one-process", ROOT),
 }
+
+EPISODES = 5
+"""Pools' in a round: before, measured (two), after, and in flight at its end."""
 
 Spent = dict[str, float]
 NONE: Mapping[str, Sequence[str]] = {}
@@ -62,9 +67,10 @@ def measure(
             "redis.url": f"redis://127.0.0.1:{free_port()}/0",
             "retriever.url": f"http://127.0.0.1:{free_port()}",
             "rollout.max_episodes": pool,
-            "pool.max_staleness": 11,  # tickets for all episodes of a round
+            "pool.max_staleness": -(-pool * EPISODES // _size(configs, settings)),  # tickets for all of a round
         }
-        overrides = [*(word for key, value in given.items() for word in (f"--{key}", str(value))), *settings]
+        others = [word for key, value in settings_in(settings) if key[2:] not in given for word in (key, str(value))]
+        overrides = [*(word for key, value in given.items() for word in (f"--{key}", str(value))), *others]
         config = load_config([Path(name) for name in configs], overrides)
         stack.enter_context(Fleet(config)).start_services()
         running = {}
@@ -76,6 +82,10 @@ def measure(
             running[name] = stack.enter_context(started(side, case))
         rounds = [{name: json.loads(ask(process)) for name, process in running.items()} for _ in range(count)]
     return {name: [of_round[name] for of_round in rounds] for name in running}
+
+
+def _size(configs: Sequence[str], settings: Sequence[str]) -> int:
+    return load_config([Path(name) for name in configs], settings).pool.size
 
 
 def rates(spent: list[Spent]) -> list[float]:

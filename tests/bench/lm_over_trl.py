@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,11 @@ def compare(run: Path, folder: Path, configs: Sequence[str], settings: Sequence[
         run_folder.refuse_if_held(folder)
         shutil.rmtree(folder, ignore_errors=True)
     start = {"step": 0, "seconds": 0.0, "model": config.model.location}
+    cores = {*config.rollout.cores, *config.learner.cores}
     with Fleet(config) as fleet:
         fleet.start_services()
-        curves = {"cusearch": [start, *points], "trl": [start, *train_with_trl(configs, settings, folder, seconds[-1])]}
+        trained = train_with_trl(configs, settings, folder, seconds[-1], cores)
+        curves = {"cusearch": [start, *points], "trl": [start, *trained]}
         found = {model: score(fleet, config, model) for model in {p["model"] for of in curves.values() for p in of}}
     curves = {side: [point | {"em": found[point["model"]]} for point in of_side] for side, of_side in curves.items()}
     hourly = {side: 3600 * config.pool.size * of[-1]["step"] / of[-1]["seconds"] for side, of in curves.items()}
@@ -68,16 +71,19 @@ def has_trl(folder: Path, seconds: float) -> bool:
 
 
 def train_with_trl(
-    configs: Sequence[str], settings: Sequence[str], folder: Path, seconds: float
+    configs: Sequence[str], settings: Sequence[str], folder: Path, seconds: float, cores: AbstractSet[int]
 ) -> list[dict[str, Any]]:
     """The models it saves in so many seconds of training, each with its step and its seconds."""
     output = folder / "trl"
     if not has_trl(folder, seconds):
-        run_trl(configs, settings, output, seconds)
+        run_trl(configs, settings, output, seconds, cores)
     return [json.loads(line) for line in (output / SAVED).read_text(encoding="utf-8").splitlines()]
 
 
-def run_trl(configs: Sequence[str], settings: Sequence[str], output: Path, seconds: float) -> None:
+def run_trl(
+    configs: Sequence[str], settings: Sequence[str], output: Path, seconds: float, cores: AbstractSet[int] = frozenset()
+) -> None:
+    """On these cores alone, if any are named."""
     output.mkdir(parents=True)
     pairs = zip(settings[::2], settings[1::2], strict=True)
     case = {
@@ -90,9 +96,14 @@ def run_trl(configs: Sequence[str], settings: Sequence[str], output: Path, secon
     (output / CASE).write_text(json.dumps(case), encoding="utf-8")
     command = [TRL.python, str(ROOT / "tests" / "bench" / "trl_lm.py"), str(output / CASE)]
     env = os.environ | {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+
+    def alone() -> None:
+        die_with_parent()  # its seconds are of cores that it has alone
+        if cores:
+            os.sched_setaffinity(0, cores)
+
     with (output / "log").open("w", encoding="utf-8") as log:
-        ends_with_this = die_with_parent  # its seconds are of two cores that it has alone
-        subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=log, check=True, preexec_fn=ends_with_this)
+        subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=log, check=True, preexec_fn=alone)
 
 
 def score(fleet: Fleet, config: Config, model: str) -> float:

@@ -1,9 +1,9 @@
 """One side of `make bench-rollout`, a process of its own: python rollout_case.py SIDE CASE.json
 
 SIDE `worker` is the rollout worker of the cusearch_async that PYTHONPATH names, of this or an earlier commit: its loop,
-runner, engine, search client and Redis buffer. `raw` is `LLM.generate` of vLLM with the turns that a worker has
-sampled, its engine in a process of its own as vLLM has it by default; in `raw-one-process` it is in the same. For each
-line on its input it samples once, and prints what that took.
+runner, engine, search client and Redis buffer. `raw` is vLLM's `LLMEngine` with the turns that a worker has sampled, as
+many at once as the worker has episodes, its engine in a process of its own as vLLM has it by default; in
+`raw-one-process` it is in the same. For each line on its input it samples once, and prints what that took.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from cusearch_async.processes import start
 die_with_worker()
 
 POOLS = 2
-"""Pools whose episodes are measured: from the end of the first one's to the end of as many more."""
+"""Pools whose episodes are measured: from the end of the first one's to the end of as many more; one pool goes on."""
 
 
 class Clock:
@@ -53,13 +55,13 @@ class Clock:
 
 
 class CountingRunner:
-    """Says when the first pool's episodes have ended, and when those of all have."""
+    """Says when the first pool's episodes have ended, when those that are measured have, and when one more pool's."""
 
     def __init__(self, runner: Any, pool: int) -> None:
         self._runner = runner
         self._pool = pool
         self._ended = 0
-        self.is_warm, self.is_done = asyncio.Event(), asyncio.Event()
+        self.is_warm, self.is_done, self.is_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def run(self, *what: Any) -> Any:
         trajectory = await self._runner.run(*what)
@@ -68,7 +70,18 @@ class CountingRunner:
             self.is_warm.set()
         if self._ended == self._pool * (1 + POOLS):
             self.is_done.set()
+        if self._ended == self._pool * (2 + POOLS):
+            self.is_over.set()
         return trajectory
+
+
+async def reached(event: asyncio.Event, working: asyncio.Task[Any]) -> None:
+    """Raises: whatever `working` does before."""
+    waiting = asyncio.ensure_future(event.wait())
+    await asyncio.wait({waiting, working}, return_when=asyncio.FIRST_COMPLETED)
+    if working.done():
+        working.result()
+        raise RuntimeError("the worker's loop has ended by itself")
 
 
 def answer(spent: Any) -> None:
@@ -102,14 +115,16 @@ async def worker(config: Config, tokenizer: Any, turns: Path, pool: int) -> None
                     loop = RolloutLoop("w", of_round, buffer, engine, None, counting, search, questions)
                     with noting(engine) if not number else nullcontext([]) as noted:
                         working = asyncio.create_task(loop.run(stop))
-                        await counting.is_warm.wait()
+                        await reached(counting.is_warm, working)
                         clock, before, first = Clock(), engine.sampled_tokens, len(noted)
-                        await counting.is_done.wait()
-                    spent = clock.read(engine.sampled_tokens - before)
+                        await reached(counting.is_done, working)
+                        spent, last = clock.read(engine.sampled_tokens - before), len(noted)
+                        if not number:
+                            await reached(counting.is_over, working)
                     stop.set()
                     await working
                 if not number:
-                    parts = {"before": noted[:first], "measured": noted[first:]}
+                    parts = {"before": noted[:first], "measured": noted[first:last], "after": noted[last:]}
                     await asyncio.to_thread(turns.write_text, json.dumps(parts))
                 answer(spent)
 
@@ -130,7 +145,7 @@ def noting(engine: Any) -> Iterator[list[Any]]:
         engine.generate = generate
 
 
-async def raw(config: Config, tokenizer: Any, turns: Path, _: int) -> None:
+async def raw(config: Config, tokenizer: Any, turns: Path, in_flight: int) -> None:
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -147,14 +162,37 @@ async def raw(config: Config, tokenizer: Any, turns: Path, _: int) -> None:
     print("ready", file=ANSWERS, flush=True)
     for _line in sys.stdin:
         parts = json.loads(await asyncio.to_thread(turns.read_text))
-        settings = ends | {"logprobs": 0, "flat_logprobs": True}
-        settings |= {"max_tokens": config.episode.max_turn_tokens, "output_kind": RequestOutputKind.FINAL_ONLY}
-        llm.reset_prefix_cache()
-        for part in ("before", "measured"):  # so that it has what the worker had in its cache
-            clock, given = Clock(), parts[part]
-            params = [SamplingParams(seed=seed, **settings) for _, seed in given]
-            found = llm.generate([{"prompt_token_ids": prompt} for prompt, _ in given], params, use_tqdm=False)
-        answer(clock.read(sum(len(output.outputs[0].token_ids) for output in found)))
+        llm.reset_prefix_cache()  # after `before` it has what the worker had in its cache
+        settings = ends | {"logprobs": 0, "flat_logprobs": True, "max_tokens": config.episode.max_turn_tokens}
+        settings["output_kind"] = RequestOutputKind.FINAL_ONLY
+        make = partial(SamplingParams, **settings)
+        answer(sample(llm.llm_engine, make, parts, in_flight))
+
+
+def sample(engine: Any, make: Callable[..., Any], parts: Mapping[str, list[Any]], in_flight: int) -> dict[str, float]:
+    """What it takes from the end of as many turns as are before until as many have ended as are measured, with
+    `in_flight` at once all the time; `make` makes their parameters."""
+    before, measured, after = (parts[name] for name in ("before", "measured", "after"))
+    first, last = len(before), len(before) + len(measured)
+    waiting = enumerate([*before, *measured, *after])
+
+    def give(count: int) -> None:
+        for number, (prompt, seed) in islice(waiting, count):
+            engine.add_request(str(number), {"prompt_token_ids": prompt}, make(seed=seed))
+
+    give(in_flight)
+    ended, tokens, clock = 0, 0, Clock()
+    while ended < last:
+        for output in engine.step():
+            ended += 1
+            tokens += len(output.outputs[0].token_ids)
+            if ended == first:
+                clock, tokens = Clock(), 0
+            give(1)
+    spent = clock.read(tokens)
+    while engine.has_unfinished_requests():
+        engine.step()
+    return spent
 
 
 SIDES: dict[str, Callable[[Config, Any, Path, int], Any]] = {"worker": worker, "raw": raw, "raw-one-process": raw}

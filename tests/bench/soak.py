@@ -151,12 +151,12 @@ async def soak(out: Path, minutes: float, every_s: float, with_vllm: bool) -> di
     audited = await audit(scene)
     supervisor.cancel()
     await scene.stop()
-    lines = last_third(samples)
+    lines = last_third(samples) if samples else []
     red = [line.name for line in lines if line.is_red]
     wrong = [*audited["wrong"], *(f"{told['process']}: {told['said']}" for told in scene.ended_alone)]
     return {
         "minutes": minutes,
-        "steps": samples[-1]["step"] - samples[0]["step"],
+        "steps": samples[-1]["step"] - samples[0]["step"] if samples else 0,
         "red": red,
         "stuck": stuck,
         "wrong": wrong,

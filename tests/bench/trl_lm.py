@@ -3,7 +3,7 @@
 GRPOTrainer trains the warm-started model on the same questions, with the same retriever, episodes, reward and settings,
 on the same cores, as it runs on a CPU: sampling with transformers' `generate`, then an update, in turns. What is
 computed in bfloat16 it computes so, too, under autocast, with float32 weights. It ends when the case's seconds are
-over, and leaves a model folder at every `every_s` of them; OUTPUT.jsonl has a line for each.
+over, and leaves a model folder at every `every_s` of them; OUTPUT/saved.jsonl has a line for each.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +15,9 @@ import pytest
 
 from cusearch_async.errors import RunInUse
 from cusearch_async.run import folder as run_folder
-from tests.bench import lm_over_trl
+from tests.bench import bench_lm, bench_lora, lm_over_trl
 from tests.bench.lm_over_trl import CASE, SAVED
-from tests.conftest import wait_until
+from tests.conftest import SLOW, wait_until
 
 SECONDS = 600.5
 """Of this trainer's run."""
@@ -56,6 +58,7 @@ def scores(monkeypatch) -> Scores:
     """In place of the processes that `compare` starts, of a run of one checkpoint after SECONDS."""
     fleet = Scores()
     config = SimpleNamespace(folder=None, model=SimpleNamespace(location="warm/model"), pool=SimpleNamespace(size=48))
+    config.rollout = config.learner = SimpleNamespace(cores=())
 
     def load_config(_, words):
         return SimpleNamespace(**vars(config) | {"folder": Path(words[1])})
@@ -129,6 +132,71 @@ def test_trls_side_does_not_outlive_a_benchmark_that_is_killed(tmp_path):
         wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(), 60)
         bench.kill()
     wait_until(lambda: has_ended(int((tmp_path / "pid").read_text())), 30)
+
+
+def test_trls_side_has_the_cores_of_the_run(tmp_path, monkeypatch):
+    """It trained on all that there were."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ntaskset -cp $$ > {tmp_path}/cores\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(lm_over_trl, "TRL", replace(lm_over_trl.TRL, python=str(python)))
+    lm_over_trl.run_trl([], [], tmp_path / "trl", 1.0, {0})
+    assert (tmp_path / "cores").read_text().split()[-1] == "0"
+
+
+def test_a_demo_does_not_outlive_a_benchmark_that_is_killed(tmp_path):
+    """It went on with both cores, beside what was measured next."""
+    (tmp_path / "make").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    (tmp_path / "make").chmod(0o755)
+    code = "from tests.bench.bench_lm import demo; demo(0, [])"
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=env) as bench:
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(), 60 * SLOW)
+        bench.kill()
+    wait_until(lambda: has_ended(int((tmp_path / "pid").read_text())), 30 * SLOW)
+
+
+def test_figures_of_other_settings_do_not_stay_beside_a_seeds(tmp_path, monkeypatch):
+    """Figures of the default stood in the file of another learning rate."""
+    monkeypatch.setattr(bench_lm, "FIGURES", tmp_path / "lm.json")
+    known = {"overrides": [], "by_seed": {"0": {}}, "over_trl_end_to_end": 5.2}
+    bench_lm.FIGURES.write_text(json.dumps(known))
+    monkeypatch.setattr(sys, "argv", ["bench_lm", "--learner.lr", "1e-5"])
+
+    def demo(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_lm, "demo", demo)
+    with pytest.raises(KeyboardInterrupt):
+        bench_lm.main()
+    assert not bench_lm.FIGURES.exists()
+
+
+def test_a_seed_is_made_from_its_beginning(tmp_path, monkeypatch):
+    """With the warm start of an interrupted one its minutes were those of a part."""
+    monkeypatch.setattr(bench_lm, "FOLDER", tmp_path)
+    (tmp_path / "lm-0" / "warm").mkdir(parents=True)
+    seen = []
+
+    def make(*_, **__):
+        seen.append(list((tmp_path / "lm-0").iterdir()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", make)
+    with pytest.raises(KeyboardInterrupt):
+        bench_lm.demo(0, [])
+    assert seen == [[]]
+
+
+def test_lora_has_its_own_rate_beside_a_setting_for_both(monkeypatch):
+    """The rate was given twice, which is refused after the first full run."""
+    commands = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
+    for kind in bench_lora.KINDS:
+        with pytest.raises(FileNotFoundError):
+            bench_lora.held_out_em(kind, 99, ["--learner.lr", "1e-4"])
+    rates = [[command[i + 1] for i, word in enumerate(command) if word == "--learner.lr"] for command in commands]
+    assert rates == [["1e-4"], ["3e-4"]]
 
 
 def has_ended(pid: int) -> bool:
