@@ -37,7 +37,8 @@ class Adapter:
     def into(cls, model: Any, settings: LoraConfig, base: str, seed: int) -> Adapter:
         """A new adapter in `model`, which was loaded from `base`; only the adapter's parameters want a gradient.
 
-        Raises: ConfigError for a target that the model has no layer of."""
+        Raises: ConfigError for a target that the model has no layer of, and where peft adapts what is no linear layer,
+        like the experts of a mixture."""
         import peft  # noqa: PLC0415  (takes a second, and is needed only here)
         from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: PLC0415
 
@@ -47,7 +48,9 @@ class Adapter:
                 raise ConfigError(
                     f"learner.lora.targets: the model has no linear layer {name!r}; it has {', '.join(known)}"
                 )
-        targets = list(settings.names) or "all-linear"
+        targets = list(settings.names) or known  # for "all-linear" peft takes the experts of a mixture, too
+        if not targets:
+            raise ConfigError(f"learner.lora cannot be used with {base!r}, which has no linear layers but its LM head")
         shared: dict[str, Any] = {"r": settings.rank, "lora_alpha": settings.alpha, "lora_dropout": 0.0}
         lora = peft.LoraConfig(target_modules=targets, task_type="CAUSAL_LM", **shared)
         try:
@@ -58,9 +61,12 @@ class Adapter:
             raise ConfigError(f"learner.lora cannot be used with {base!r}: {first_line(error)}") from error
         adapted: dict[str, Any] = {n: m for n, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
         for name, layer in adapted.items():
-            if not isinstance(layer.get_base_layer(), torch.nn.Linear):  # GPT-2's has its weight the other way round
+            if not isinstance(layer.get_base_layer(), torch.nn.Linear):
                 kind = type(layer.get_base_layer()).__name__
-                raise ConfigError(f"learner.lora cannot be used with {base!r}: {name} is a {kind}, not a linear layer")
+                raise ConfigError(
+                    f"learner.lora cannot be used with {base!r}: {name} is a {kind}, not a linear layer; name layers "
+                    "of its attention in learner.lora.targets, like q_proj"
+                )
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",

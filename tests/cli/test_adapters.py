@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from transformers import Phi3Config, Qwen3Config
+from transformers import AutoConfig, Phi3Config, Qwen3Config
 
 from cusearch_async.cli.preflight import memory
-from cusearch_async.cli.preflight.shapes import described, published
+from cusearch_async.cli.preflight.shapes import described, published, shape_of
 from cusearch_async.cli.preflight.sizing import GIB, adapter_parameters, learner_memory
 from cusearch_async.config import load_config
+from tests.learner.test_model import EXPERTS, SIZES
 
 pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
 
@@ -82,4 +85,14 @@ def test_check_says_what_an_adapter_is_and_what_it_saves(atlas_config):
     wrong = load_config(atlas_config, ["--learner.lora.rank", "8", "--learner.lora.targets", "c_attn"])
     found = memory.adapter(wrong, shape)
     assert found.status == "error"
-    assert found.text.startswith("learner.lora.targets: 'c_attn' is none of the layers q_proj, k_proj")
+    assert found.text.startswith("learner.lora.targets: the model has no linear layer 'c_attn'; it has down_p")
+
+
+def test_an_adapter_that_the_learner_would_refuse_is_an_error(tmp_path):
+    """Check counted the layers of GLM-4's attention alone; its learner ended after it had loaded the model."""
+    AutoConfig.for_model("glm4_moe", **SIZES | EXPERTS).save_pretrained(tmp_path)
+    of_model = ["--model.path", str(tmp_path), "--learner.lora.rank", "4"]
+    configs = [load_config(Path("atlas"), [*of_model, *more]) for more in ([], ["--learner.lora.targets", "q_proj"])]
+    whole, attention = (memory.adapter(config, shape_of(config.model)) for config in configs)
+    assert (whole.status, "name layers of its attention in learner.lora.targets" in whole.text) == ("error", True)
+    assert attention.status != "error"

@@ -14,6 +14,7 @@ from cusearch_async.config import LoraConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.learner.adapter import Adapter
 from cusearch_async.learner.model import whole_reference
+from tests.learner.test_model import EXPERTS, random_model
 
 
 class Layer:
@@ -123,8 +124,26 @@ def test_a_checkpoint_holds_no_memory_of_a_gpu_that_is_given_back(colocate, is_s
 
 @pytest.mark.system
 def test_an_adapter_of_what_is_no_linear_layer_is_refused_at_once():
-    """GPT-2's layers have their weights the other way round; before, the first checkpoint failed."""
+    """GPT-2's layers have their weights the other way round; the first checkpoint failed."""
     sizes = {"vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
     model = AutoModelForCausalLM.from_config(GPT2Config(**sizes))
-    with pytest.raises(ConfigError, match=r"learner.lora cannot be used with 'gpt2': .*c_attn is a Conv1D, not a lin"):
+    with pytest.raises(ConfigError, match=r"learner.lora cannot be used with 'gpt2', which has no linear layers but"):
         Adapter.into(model, LoraConfig(rank=2), "gpt2", 0)
+
+
+@pytest.mark.system
+def test_the_adapter_of_a_mixture_of_experts_is_in_its_attention():
+    """Of `all-linear` peft makes the experts and the router, too: it was refused after the model was loaded."""
+    model = random_model("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    adapter = Adapter.into(model, LoraConfig(rank=4), "m", 0)
+    assert adapter.config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
+
+
+@pytest.mark.system
+def test_experts_that_peft_would_adapt_are_refused_with_what_to_name():
+    """GLM-4's dense layer has layers of the experts' names."""
+    model = random_model("glm4_moe", **EXPERTS)
+    with pytest.raises(ConfigError, match=r"is a \w+, not a linear layer; name layers of its attention in lea"):
+        Adapter.into(model, LoraConfig(rank=4), "m", 0)
+    adapter = Adapter.into(random_model("glm4_moe", **EXPERTS), LoraConfig(rank=4, targets=["q_proj"]), "m", 0)
+    assert adapter.config["target_modules"] == ["q_proj"]

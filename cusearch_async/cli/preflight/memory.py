@@ -11,7 +11,7 @@ from rich.table import Table
 from cusearch_async.cli.preflight import sizing
 from cusearch_async.cli.preflight.finding import Finding, Status
 from cusearch_async.cli.preflight.gpus import shared_gpus
-from cusearch_async.cli.preflight.shapes import ModelShape, shape_of
+from cusearch_async.cli.preflight.shapes import ModelShape, on_meta, shape_of
 from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError
@@ -96,11 +96,13 @@ def _savings(config: Config) -> str:
 
 def adapter(config: Config, shape: ModelShape, on_gpu: bool = False) -> Finding:
     """What of the model is trained and published where learner.lora is set."""
-    lora, layers = config.learner.lora, dict.fromkeys(name for name, *_ in shape.linear)
-    unknown = [name for name in lora.names if name not in layers]
-    if unknown:
-        text = f"learner.lora.targets: {unknown[0]!r} is none of the layers {', '.join(layers)}"
-        return Finding("error", "adapter", text)
+    from cusearch_async.learner.adapter import Adapter  # noqa: PLC0415  (imports torch)
+
+    lora = config.learner.lora
+    try:
+        Adapter.into(on_meta(shape.config), lora, config.model.path, config.run.seed)
+    except ConfigError as error:
+        return Finding("error", "adapter", str(error))
     if on_gpu and config.model.dtype == "float32":
         return Finding("error", "adapter", "model.dtype must be bfloat16 on a GPU: vLLM's LoRA kernels have no float32")
     trained = sizing.adapter_parameters(shape, lora.rank, lora.names)
