@@ -59,7 +59,8 @@ def check_context(path: str, needed: int, key: str = "model.path") -> None:
     context = getattr(config, "max_position_embeddings", None)
     if context is None:
         raise ConfigError(
-            f"{key} {path!r} is a {config.model_type}, whose config has no max_position_embeddings; use a causal LM"
+            f"{key} {path!r} is a {config.model_type}, whose config states no longest text (max_position_embeddings), "
+            "and is not supported; use one like Qwen/Qwen2.5-3B"
         )
     if needed > context:
         raise ConfigError(
@@ -70,16 +71,20 @@ def check_context(path: str, needed: int, key: str = "model.path") -> None:
 
 
 def refuse_two_ropes(config: Any, needed: int, path: str, key: str = "model.path") -> None:
-    """Raises: ConfigError for LongRoPE where episodes can be longer than the original context: there vLLM always takes
-    the factors for long texts, transformers those for the longest text of each batch. Below, both take the short."""
+    """Raises: ConfigError where episodes can be longer than the original context of LongRoPE, there vLLM always takes
+    the factors for long texts, transformers those for the longest text of each batch, or of Llama 4's scaling, which
+    vLLM does not read."""
     rope = getattr(config, "rope_parameters", None) or {}
     for layers in (rope, *rope.values()):  # one for all layers, or one for each kind of layer
-        if not isinstance(layers, Mapping) or layers.get("rope_type") != "longrope":
+        if not isinstance(layers, Mapping):
+            continue
+        kind = "LongRoPE" if layers.get("rope_type") == "longrope" else "llama_4_scaling_beta"
+        if kind != "LongRoPE" and not layers.get(kind):
             continue
         original = layers.get("original_max_position_embeddings") or config.max_position_embeddings
         if needed > original:
             raise ConfigError(
-                f"{key} {path!r} has LongRoPE, whose positions change in texts of more than {original} tokens, and an "
+                f"{key} {path!r} has {kind}, whose positions change in texts of more than {original} tokens, and an "
                 f"episode can take {needed}: learner and engine would compute different log-probabilities; lower the "
                 f"lengths of [episode] to {original} tokens in all, or use another model"
             )

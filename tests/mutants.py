@@ -62,7 +62,7 @@ TERMS, SCOPES = ("run/identity.py", "test_identity.py"), ("config/keys.py", "tes
 MUTANTS = {
     "packed trajectories see each other": (ATTENTION, "if packed is None else list(packed.lengths)", "or []"),
     "the kernel sees the future": (ATTENTION, '"window_size": (-1, 0)', '"window_size": (-1, -1)'),
-    "a sliding window is not seen": (ATTENTION, 'if getattr(config, "sliding_window", None)', "if False"),
+    "a sliding window is not seen": (ATTENTION, "if window and window < config.max_position_embeddings", "if False"),
     "padded rows see the future": (ATTENTION, "is_causal=True", "is_causal=False"),
     "spare is not guarded": (SDGA, "if spare > 0:", "if spare != 0:"),
     "overflow goes back to the farthest": (SDGA, "order[:place][::-1]", "order[:place]"),

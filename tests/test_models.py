@@ -181,6 +181,16 @@ def test_longrope_is_refused_only_where_episodes_can_be_longer_than_its_short_fa
         check_context(str(model), 336)
 
 
+def test_llama_4s_scaling_is_refused_only_where_it_begins(model):
+    """Ministral 3's; vLLM reads it in Mistral's own config alone."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6, "llama_4_scaling_beta": 0.1}
+    rope["original_max_position_embeddings"] = 300
+    change(model, model_type="ministral3", rope_parameters=rope, max_position_embeddings=1200)
+    check_context(str(model), 300)
+    with pytest.raises(ConfigError, match=r"has llama_4_scaling_beta, .* more than 300 tokens, and an episode"):
+        check_context(str(model), 336)
+
+
 @pytest.mark.parametrize("text", ["{", '{"max_new_tokens": -1}', '{"early_stopping": "perhaps"}'])
 def test_a_generation_config_that_cannot_be_read_is_named(model, text):
     (model / "generation_config.json").write_text(text)

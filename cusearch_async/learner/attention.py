@@ -27,7 +27,8 @@ _GROUPED: dict[str, Any] = (
 def refuse_unsuitable(model: Any, path: str) -> None:
     """Raises: ConfigError for a model with layers that `attend` does not compute."""
     config = model.config
-    in_all_layers = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    window = getattr(config, "sliding_window", None)  # Phi-4-mini's is longer than any text
+    in_all_layers = "sliding_attention" if window and window < config.max_position_embeddings else "full_attention"
     others = sorted(set(getattr(config, "layer_types", None) or [in_all_layers]) - {"full_attention"})
     if getattr(config, "attn_logit_softcapping", None):
         others.append("softcapping of attention scores")

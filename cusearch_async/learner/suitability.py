@@ -22,12 +22,22 @@ _SEEN = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 """The same where all shapes are equal."""
 
 
+_KEEP_POSITIONS = ("ministral3", "mistral4")
+"""Kinds of models whose attention layers in transformers do not give the positions to the kernel."""
+
+
 @torch.no_grad()
 def refuse_unsuitable_policy(policy: SampledLogprobs, path: str, packing: bool) -> None:
     """Raises: ConfigError with what differs, for a model whose log-probabilities the learner would not compute."""
     model = policy.model
     attention = model.config._attn_implementation
     is_flash = attention.startswith("flash")  # whose kernels are none of the CPU's, where the model is still
+    if is_flash and packing and model.config.model_type in _KEEP_POSITIONS:
+        raise ConfigError(
+            f"learner.packing cannot be used with model.path {path!r} and learner.attention {attention!r}: the "
+            f"attention of a {model.config.model_type} would not know where trajectories begin; set learner.attention "
+            "to 'sdpa'"
+        )
     if is_flash:
         model.set_attn_implementation("sdpa")
     words = model.get_output_embeddings().out_features

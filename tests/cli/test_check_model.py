@@ -92,6 +92,15 @@ def test_the_chat_template_is_tried(model, template, overrides, status, says):
     assert (found.status, says in found.text) == (status, True), found.text
 
 
+def test_a_model_without_a_longest_text_is_an_error(model):
+    """It was said not to be on this machine, and only the launch refused it."""
+    (model / "config.json").write_text(
+        json.dumps({"model_type": "bloom", "hidden_size": 32, "n_head": 4, "n_layer": 1})
+    )
+    found = findings(model)["longest episode"]
+    assert (found.status, "is a bloom, whose config states no longest text" in found.text) == ("error", True)
+
+
 def test_longrope_is_an_error_where_episodes_are_longer_than_its_short_factors_are_for(model):
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "rope_theta": 10000.0}
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}

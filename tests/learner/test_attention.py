@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.attention import varlen
-from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, Qwen2Config, Qwen3NextConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, Phi3Config, Qwen2Config, Qwen3NextConfig
 
 from cusearch_async.config import STARTER
 from cusearch_async.errors import ConfigError
@@ -156,6 +156,13 @@ def test_a_model_with_other_attention_is_refused_by_name(config, named):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=VARLEN)
     with pytest.raises(ConfigError, match=f"'varlen' cannot be used with model.path 'org/m', which has {named}; set"):
         refuse_unsuitable(model, "org/m")
+
+
+def test_a_window_as_long_as_the_context_cuts_nothing():
+    """Phi-4-mini's was refused."""
+    config = Phi3Config(**SMALL, **HEADS, pad_token_id=0, sliding_window=4096, max_position_embeddings=4096)
+    with torch.device("meta"):
+        refuse_unsuitable(AutoModelForCausalLM.from_config(config, attn_implementation=VARLEN), "org/m")
 
 
 def test_a_model_that_ignores_the_attention_is_refused():

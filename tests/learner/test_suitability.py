@@ -107,6 +107,15 @@ def test_a_model_with_flash_attention_is_asked_without_and_keeps_it():
     assert asked == ["sdpa", "flash_attention_2"]
 
 
+def test_a_model_that_keeps_its_positions_from_flash_attention_is_refused_with_packing():
+    """It is asked with another attention, which sees them, and would be trained on rows that see each other."""
+    policy = policy_of("ministral3")
+    refuse_unsuitable_policy(policy, "org/m", packing=True)
+    policy.model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ConfigError, match=r"of a ministral3 would not know .*; set learner\.attention to 'sdpa'"):
+        refuse_unsuitable_policy(policy, "org/m", packing=True)
+
+
 @pytest.mark.parametrize(("theirs", "is_refused"), [("{own}", False), ("", False), ("9 bytes (0)", True)])
 def test_ranks_with_other_weights_are_named(theirs, is_refused):
     """Their share was trained towards another reference, and nothing showed it."""

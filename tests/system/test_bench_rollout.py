@@ -11,6 +11,7 @@ import pytest
 
 from tests.bench import bench_rollout, figures
 from tests.bench.rollout_case import reached, sample
+from tests.conftest import SLOW
 
 pytestmark = pytest.mark.system
 
@@ -50,7 +51,7 @@ def test_a_worker_that_fails_is_not_waited_for():
         await reached(asyncio.Event(), asyncio.create_task(fail()))
 
     with pytest.raises(RuntimeError, match="the engine died"):
-        asyncio.run(asyncio.wait_for(wait(), 10))
+        asyncio.run(asyncio.wait_for(wait(), 10 * SLOW))
 
 
 @pytest.mark.parametrize("settings", [[], ["--pool.max_staleness", "4"], ["--pool.questions", "32"]])

@@ -17,10 +17,15 @@ from cusearch_async.errors import ConfigError
 
 
 def lengths(config: Config, shape: ModelShape | None) -> Finding:
-    from cusearch_async.models import refuse_two_ropes  # noqa: PLC0415  (transformers only where it is needed)
+    from cusearch_async.models import check_context, refuse_two_ropes  # noqa: PLC0415  (transformers only where needed)
 
-    longest = config.episode.max_tokens
+    longest, location = config.episode.max_tokens, config.model.location
     if shape is None:
+        try:
+            if (Path(location) / "config.json").is_file():
+                check_context(location, longest)
+        except ConfigError as error:
+            return Finding("error", "longest episode", str(error))
         text = (
             f"an episode can take {longest} tokens; the context and the memory of {config.model.path!r} are not known "
             "here, because its config is not on this machine (`hf download ID config.json`), or not one of a text model"
@@ -32,7 +37,7 @@ def lengths(config: Config, shape: ModelShape | None) -> Finding:
     )
     if longest > shape.context:
         return Finding("error", "longest episode", f"{text}; lower one of them")
-    return tried("longest episode", lambda: refuse_two_ropes(shape.config, longest, config.model.location), text)
+    return tried("longest episode", lambda: refuse_two_ropes(shape.config, longest, location), text)
 
 
 def tokenizer(config: Config) -> tuple[Finding, Any]:
