@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import regex
@@ -45,39 +45,46 @@ _NUMBER_OR_MARK = regex.compile(rf"((?:(?<!\w)-?\.?)?\d+(?:{_MARK}+\d+)*)|{_MARK
 _WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
 
 
-def normalize_answer(text: str, metric: Metric = "squad") -> str:
+def normalize_answer(text: str, metric: Metric = "squad", other: str = "") -> str:
     """Lower case, no punctuation, no articles, single spaces; in this order. Where a script has no spaces, each
-    character is a word, and articles stay ("A型" is no article)."""
+    character is a word, and articles stay ("A型" is no article). `other` is the text that it is compared with: both
+    have the rules of either's script."""
+    keeps_articles = _CHARACTER.search(other) is not None
     if metric == "strict":
         text = _without_marks_outside_numbers(text)
-    elif _NOT_LATIN.search(text):
+    elif _NOT_LATIN.search(text) or _NOT_LATIN.search(other):
         text = _MARKS.sub("", folded(text))
     else:
         text = text.lower().translate(_PUNCTUATION)
     spaced, characters = _CHARACTER.subn(r" \g<0> ", text)
-    return " ".join((spaced if characters else _ARTICLES.sub(" ", text)).split())
+    return " ".join((spaced if characters or keeps_articles else _ARTICLES.sub(" ", text)).split())
+
+
+def _pairs(prediction: str, answers: Sequence[str], metric: Metric) -> Iterator[tuple[str, str]]:
+    """The prediction and each gold answer, normalised."""
+    for answer in answers:
+        yield normalize_answer(prediction, metric, answer), normalize_answer(answer, metric, prediction)
 
 
 def exact_match(prediction: str, answers: Sequence[str], metric: Metric = "squad") -> float:
     """1.0 if the prediction equals any gold answer after normalisation. A blank one equals nothing."""
-    found = normalize_answer(prediction, metric)
-    return float(bool(found) and any(found == normalize_answer(answer, metric) for answer in answers))
+    return float(any(found and found == gold for found, gold in _pairs(prediction, answers, metric)))
 
 
 def sub_exact_match(prediction: str, answers: Sequence[str], metric: Metric = "squad") -> float:
     """1.0 if the prediction contains any non-blank gold answer after normalisation; with `strict`, as whole words."""
-    found = normalize_answer(prediction, metric)
-    golds = [normalize_answer(answer, metric) for answer in answers]
-    if metric == "strict":
-        golds = [gold for gold in golds if gold == found or not {gold, found} & _WHOLE_ANSWERS]
-        found, golds = f" {found} ", [gold and f" {gold} " for gold in golds]
-    return float(any(gold and gold in found for gold in golds))
+    return float(any(_contains(found, gold, metric) for found, gold in _pairs(prediction, answers, metric)))
+
+
+def _contains(found: str, gold: str, metric: Metric) -> bool:
+    if metric == "squad":
+        return gold != "" and gold in found
+    return gold != "" and (gold == found or (not {gold, found} & _WHOLE_ANSWERS and f" {gold} " in f" {found} "))
 
 
 def f1_score(prediction: str, answers: Sequence[str], metric: Metric = "squad") -> float:
     """Word-multiset F1 against the best gold answer, in [0, 1]."""
-    found = normalize_answer(prediction, metric)
-    return max((_f1(found, normalize_answer(answer, metric), metric) for answer in answers), default=0.0)
+    return max((_f1(*pair, metric) for pair in _pairs(prediction, answers, metric)), default=0.0)
 
 
 def _f1(prediction: str, answer: str, metric: Metric) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cusearch_async.algorithm.answers import normalize_answer
+from cusearch_async.algorithm.answers import sub_exact_match
 from cusearch_async.config import Config, load_config
 from cusearch_async.environments import Search
 from cusearch_async.retrieval.client import SearchClient
@@ -49,7 +49,7 @@ async def demonstration(row: dict[str, Any], number: int, client: Search) -> dic
     for query, answer in searches(row):
         turns.append(f"<think>{thought}</think><search>{query}</search>")
         documents.append(await client.search(query, 0, question, number))
-        if normalize_answer(answer) not in normalize_answer(" ".join(documents[-1])):
+        if not sub_exact_match(" ".join(documents[-1]), [answer]):
             return None
         thought = f"{query}: {answer}."
     turns.append(f"<think>{thought}</think><answer>{row['golden_answers'][0]}</answer>")

@@ -72,6 +72,24 @@ def test_metrics_by_hand(prediction, answers, em, sub_em, f1):
     assert f1_score(prediction, answers) == pytest.approx(f1)
 
 
+@pytest.mark.parametrize("metric", ["squad", "strict"])
+@pytest.mark.parametrize(
+    ("prediction", "answer", "em", "sub_em"),
+    [
+        ("1939–1945。", "1939–1945", 1, 1),
+        ("1939–1945", "1939–1945。", 1, 1),
+        ("The Lord of the Rings（指环王）", "Lord of the Rings", 0, 1),
+        ("The Beatles", "The Beatles（乐队）", 0, 0),
+        ("“北京”", "北京", 1, 1),
+    ],
+)
+def test_both_texts_of_a_pair_have_the_same_rules(prediction, answer, em, sub_em, metric):
+    """A Chinese full stop in one of them made a right answer wrong: only that one lost its dash."""
+    assert exact_match(prediction, [answer], metric) == em
+    assert sub_exact_match(prediction, [answer], metric) == sub_em
+    assert (f1_score(prediction, [answer], metric) == 1) == (em == 1)
+
+
 @given(PHRASES, PHRASES)
 def test_f1_is_symmetric_and_between_zero_and_one(one, other):
     assert 0 <= f1_score(one, [other]) <= 1
