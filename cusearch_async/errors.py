@@ -153,6 +153,16 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
+def hub_reason(error: BaseException) -> str:
+    """What huggingface_hub says below the status line, with which its messages begin."""
+    from huggingface_hub.errors import RepositoryNotFoundError  # noqa: PLC0415  (slow to import, and seldom needed)
+
+    status, *lines = [line for line in map(str.strip, str(error).splitlines()) if line] or [""]
+    reason = " ".join(lines[:2]) if lines and "Error" in status else first_line(error)
+    advice = "; log in with `hf auth login`, or set HF_TOKEN" if isinstance(error, RepositoryNotFoundError) else ""
+    return reason + advice
+
+
 @contextmanager
 def packages_of(extra: str) -> abc.Iterator[None]:
     """Wraps the imports of packages that only `extra` installs. Raises: MissingExtra, which names it."""

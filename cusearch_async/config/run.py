@@ -135,7 +135,7 @@ class EvalConfig(Section):
     folder: Free[Location] = "hf:RUC-NLPIR/FlashRAG_datasets"
     """Where the benchmarks are, as NAME/SPLIT.jsonl: a local folder, or hf:OWNER/NAME."""
     limit: Free[int | None] = Field(None, ge=1)
-    """Maximum number of questions per benchmark, the same ones whatever run.seed is; None: all."""
+    """Maximum number of questions of each of these, the same ones whatever run.seed is; None: all."""
     environment: Free[str] = ""
     """Label of the environment for held-out questions; empty: the first."""
     questions_per_category: Free[int] = Field(60, ge=1)

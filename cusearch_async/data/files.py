@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cusearch_async.data import columns
 from cusearch_async.environments.templates import PAPER
-from cusearch_async.errors import ConfigError, first_line, packages_of
+from cusearch_async.errors import ConfigError, hub_reason, packages_of
 from cusearch_async.files import write_file
 from cusearch_async.paths import at_home
 from cusearch_async.surrogates import half_character
@@ -73,7 +73,7 @@ def locate(source: str, key: str) -> Path:
     try:
         return Path(hf_hub_download(repository, file, repo_type="dataset"))
     except Exception as error:  # a connection that breaks raises what the Hub's HTTP library has
-        raise ConfigError(f"{key}: cannot get {source}: {first_line(error)}") from error
+        raise ConfigError(f"{key}: cannot get {source}: {hub_reason(error)}") from error
 
 
 def hub_place(source: str, key: str) -> tuple[str, str]:

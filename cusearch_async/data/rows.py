@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+import numpy as np
 import regex
 
 from cusearch_async.algorithm.answers import normalize_answer
@@ -116,6 +117,8 @@ def answers_of(values: Mapping[str, Any], where: str) -> list[str]:
             both = f"{answers!r:.100} and {listed!r:.100}"
             raise ConfigError(f"{where}: {name!r} and {other!r} do not agree: {both}; keep one of them")
         answers = _with(answers, listed)
+        if not listed and name == f"{other}s" and isinstance(read_literal(value), str):
+            answers = _with(_texts(value, where, other), answers)  # "answer" beside "answers", its alternatives
     for alias, value in _aliases(values):
         answers = _with(answers, _texts(value, where, alias), _LISTED)  # "Trinidad and Tobago" is no list of its parts
     return list(dict.fromkeys(answers))
@@ -183,11 +186,16 @@ def _texts(value: Any, where: str, name: str) -> list[str]:
 
 
 def _number_as_text(value: Any) -> Any:
-    """42 -> "42", 3.5 -> "3.5", and 42.0 -> "42", because pandas writes integers so in a column with gaps; anything
-    else as it is."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_finite = not isinstance(value, float) or math.isfinite(value)
-    return str(value).removesuffix(".0") if is_number and is_finite else value
+    """42 -> "42", 3.5 -> "3.5", and 42.0 -> "42", because pandas writes integers so in a column with gaps; of a column
+    of float32 the digits that it was written with; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if isinstance(value, float) and not math.isfinite(value):
+        return value
+    if isinstance(value, float) and abs(value) < np.finfo(np.float32).max:
+        written = float(str(np.float32(value)))
+        value = written if float(np.float32(written)) == value else value
+    return str(value).removesuffix(".0")
 
 
 def _split(item: str, where: str, name: str) -> list[str]:

@@ -14,7 +14,7 @@ from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from cusearch_async.config import E5, DenseConfig
-from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.errors import ConfigError, first_line, hub_reason
 
 T = TypeVar("T", dict[str, Any], list[Any])
 
@@ -145,4 +145,4 @@ def _locate(encoder: str, file: str) -> Path | None:
     except EntryNotFoundError:
         return None
     except Exception as error:  # a connection that breaks raises what the Hub's HTTP library has
-        raise _Unknown(f"{file}: {first_line(error)}") from error
+        raise _Unknown(f"{file}: {hub_reason(error)}") from error
