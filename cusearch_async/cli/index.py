@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     from cusearch_async.retrieval import indexing  # noqa: PLC0415  (libraries read the settings above when loaded)
     from cusearch_async.retrieval.corpus import Corpus  # noqa: PLC0415
 
+    indexing.check(settings)
     console = Console()
     started = time.monotonic()
     with Progress(console=console) as progress:

@@ -46,7 +46,6 @@ _HNSW_LINKS = 64
 _HNSW_BUILD_WIDTH = 200
 _LEAST_PER_LIST = 39  # fewer training vectors per list, and FAISS warns
 _SAMPLE_PER_LIST = 64
-_ADDED_AT_ONCE = 65_536
 _PROBE = "The capital of Peru is Lima."
 _SAME_ENCODER = 0.999  # cosine; float16 against float32 costs about 1e-5
 
@@ -294,6 +293,5 @@ def _index_of(vectors: NDArray[np.float32], settings: DenseConfig) -> Any:
         index.train(vectors[sample])
     else:
         index = faiss.IndexFlatIP(dim)
-    for first in range(0, count, _ADDED_AT_ONCE):
-        index.add(np.ascontiguousarray(vectors[first : first + _ADDED_AT_ONCE]))
+    index.add(np.ascontiguousarray(vectors))  # all at once: FAISS would double its room, and hold both for a while
     return index

@@ -143,6 +143,15 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
+def check(settings: RetrieverConfig) -> None:
+    """Before a corpus is read. Raises: ConfigError where no index can be made with these settings."""
+    _, _, options = _parts(settings)
+    if settings.backend == "dense":
+        from cusearch_async.retrieval.encoder_folder import resolved  # noqa: PLC0415  (the Hub's library, likewise)
+
+        resolved(options)
+
+
 def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: OnProgress) -> None:
     """Make the index of a corpus in `folder`; continues where it was interrupted. Raises: ConfigError."""
     make, _, options = _parts(settings)

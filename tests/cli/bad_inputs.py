@@ -302,6 +302,8 @@ CASES = [
          files={"a.jsonl": lines(Q | {"question": "who " * 500})}),
     Case("a Latin-1 corpus", "cusearch index mine.toml", r"c\.jsonl, line 1: is not JSON: 'utf-8'",
          "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": '{"id": 1, "contents": "où"}'.encode("latin-1")}),
+    Case("an index of no engine", "cusearch index mine.toml", r"backend 'zerosearch' has no index; bm25 and dense have",
+         toml="[retriever]\nbackend = 'zerosearch'\ncorpus = 'c.jsonl'\nindex = 'i'\n", files={"c.jsonl": "damaged"}),
     Case("an empty corpus", "cusearch index mine.toml", r"retriever\.corpus c\.jsonl is empty; it needs lines of",
          "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": ""}),
     Case("a file for an index", "cusearch index mine.toml", r"retriever\.index i/manifest\.json cannot be written: Not",

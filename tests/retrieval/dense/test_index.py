@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 
 import faiss
 import numpy as np
@@ -19,6 +21,27 @@ pytestmark = pytest.mark.system
 
 
 # Search.
+
+ADDING = """
+import numpy as np
+from cusearch_async.config import DenseConfig
+from cusearch_async.retrieval.dense import _index_of
+
+def most():
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+_index_of(np.zeros((1000, 256), np.float32), DenseConfig(encoder="e"))
+before = most()
+_index_of(np.ones((17 * 65_536, 256), np.float32), DenseConfig(encoder="e"))
+print(most() - before)
+"""
+
+
+def test_an_index_is_never_held_twice_while_it_is_made():
+    """It was added to in blocks: at the last doubling of its room 60 GiB were 96."""
+    done = subprocess.run([sys.executable, "-c", ADDING], capture_output=True, text=True, check=True)
+    mib = 17 * 65_536 * 256 * 4 / 2**20
+    assert 1.9 * mib < float(done.stdout) < 2.3 * mib, "the vectors, and the index"
 
 
 def test_flat_finds_the_greatest_inner_products(settings, passages):
