@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from urllib.error import HTTPError
 
 from docs.examples.program import post, solve
 
@@ -23,7 +24,7 @@ def work(address: str) -> None:
             if task is not None:
                 run(task)
                 heard = time.monotonic()
-        except OSError as error:  # the worker is not there, or the episode has ended without us
+        except OSError as error:  # the worker is not there
             print(f"{address}: {error}", flush=True)
             time.sleep(1)
 
@@ -33,7 +34,10 @@ def run(task: dict[str, str]) -> None:
         end = {"answer": solve(task["question"], task["base_url"], task["api_key"], task["search_url"])}
     except Exception as error:
         end = {"error": f"{type(error).__name__}: {error}"}
-    post(task["end_url"], task["api_key"], end)
+    try:
+        post(task["end_url"], task["api_key"], end)
+    except HTTPError as error:  # the worker is there, and the episode has ended without us
+        print(f"{task['end_url']}: {error}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,10 @@ import json
 import os
 import sys
 from contextlib import asynccontextmanager
+from email.message import Message
 from pathlib import Path
+from types import SimpleNamespace
+from urllib.error import HTTPError
 
 import aiohttp
 import pytest
@@ -20,6 +23,7 @@ from cusearch_async.agents.remote import TASKS, Remote
 from cusearch_async.config import EnvironmentConfig, EpisodeConfig, load_config
 from cusearch_async.environments.task import Task
 from cusearch_async.errors import ConfigError, EpisodeFailed
+from docs.examples import remote as remote_example
 from tests.agents.test_episodes import Scene, parser  # noqa: F401
 from tests.conftest import free_port
 from tests.weights.test_http import until
@@ -128,6 +132,34 @@ async def test_the_examples_program_runs_episodes_on_another_machine():
             process.kill()
             await process.wait()
     assert (trajectory.prediction, trajectory.reward, trajectory.depth) == ("5", 1.0, 1)
+
+
+def test_the_examples_program_goes_to_the_next_episode_after_one_that_timed_out(monkeypatch):
+    """The worker's limit is as long as the program's patience: each such episode ended a thread."""
+    clock, asked = [0.0], []
+    gone = HTTPError("", 404, "Not Found", Message(), None)
+
+    class Enough(Exception): ...
+
+    def post(url, *_):
+        asked.append(url.rpartition("/")[2])
+        if asked.count("tasks") == 2:
+            raise Enough
+        if asked[-1] == "end":
+            raise gone
+        return {"question": "?", "base_url": "", "api_key": "", "search_url": "", "end_url": "x/end"}
+
+    def solve(*_):
+        clock[0] += 660
+        raise gone
+
+    monkeypatch.setenv("CUSEARCH_AGENTS_TOKEN", TOKEN)
+    monkeypatch.setattr(remote_example, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: None))
+    monkeypatch.setattr(remote_example, "post", post)
+    monkeypatch.setattr(remote_example, "solve", solve)
+    with pytest.raises(Enough):
+        remote_example.work("x")
+    assert asked == ["tasks", "end", "tasks"]
 
 
 @pytest.mark.parametrize(

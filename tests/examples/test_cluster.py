@@ -261,3 +261,18 @@ def test_a_worker_of_kubernetes_gets_the_gpu_of_its_pod_and_ends_with_the_run(mo
     options = tuple(worker["command"][4:])
     pods = [take_gpus(monkeypatch, tmp_path, f"pod-{pod}", "0", options, 1) for pod in range(job["parallelism"])]
     assert pods == [["0"]] * 16
+
+
+def test_what_the_page_says_of_deepspeeds_launcher_is_so():
+    """It named ssh alone, and that a stop waits for the step."""
+    package = importlib.util.find_spec("deepspeed")
+    if package is None:
+        pytest.skip("DeepSpeed is not installed")
+    launcher = Path(package.origin).parent / "launcher"
+    assert "PDSH_LAUNCHER = 'pdsh'" in (launcher / "constants.py").read_text(encoding="utf-8")
+    assert "default=PDSH_LAUNCHER" in re.sub(r"\s", "", (launcher / "runner.py").read_text(encoding="utf-8"))
+    stop = (launcher / "launch.py").read_text(encoding="utf-8").partition("def terminate_process_tree")[2]
+    (seconds,) = re.findall(r"wait_procs\(children, timeout=(\d+)\)", stop)
+    page = (CLUSTER.parents[1] / "nodes.md").read_text(encoding="utf-8")
+    assert "`pdsh`" in page
+    assert f"kills ranks after {seconds} s" in page

@@ -86,3 +86,12 @@ def test_a_worker_in_the_lean_image_reads_the_questions_of_the_cluster():
     source = load_config(CONTAINERS.parent / "cluster" / "cluster.toml").data.source
     assert ".parquet" in str(source)
     assert "pyarrow" not in packages.split()
+
+
+@pytest.mark.parametrize(
+    ("name", "run"), [("containers/compose.yaml", "atlas"), ("cluster/kubernetes.yaml", "cluster")]
+)
+def test_the_pages_address_is_one_that_can_be_opened(name, run):
+    """The one in a pod's log has the pod's name."""
+    text = (CONTAINERS.parent / name).read_text(encoding="utf-8")
+    assert f"# http://127.0.0.1:8787/{run}/?token=" in text or f": http://127.0.0.1:8787/{run}/?token=" in text
