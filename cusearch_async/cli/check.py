@@ -91,6 +91,7 @@ def _fits(config: Config, shape: ModelShape, device: Device | None) -> Iterator[
         yield memory.adapter(config, shape, on_gpu=device is not None)
     if device is None:
         yield memory.memory_on_cpu(config, shape)
+        yield memory.kv_cache_on_cpu(config, shape)
         from cusearch_async.cli.preflight.speed import speed_on_cpu  # noqa: PLC0415  (imports torch)
 
         timed = speed_on_cpu(config, shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import shlex
 import sys
@@ -29,6 +30,7 @@ from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.extensions import as_list
 from cusearch_async.files import refuse_unwritable, write_file, writing_output
 from cusearch_async.lifecycle.cuda import count_gpus
+from cusearch_async.machine import usable_cores
 from cusearch_async.paths import at_home
 
 FITTING = {70: "one-gpu-80gb", 40: "one-gpu-48gb", 0: "one-gpu-24gb"}
@@ -91,6 +93,8 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     answers = {asked.option: getattr(arguments, asked.option) or _ask(asked) for asked in ASKED}
     try:
         text = written(base, path.stem, answers, gpus)
+        if base == WITHOUT_GPU:
+            text = on_all_cores(text)
         if arguments.gpus:
             text = with_value(text, "run", "gpu_gib", gib)
         values, content = tomllib.loads(text), text.encode()
@@ -144,6 +148,16 @@ def written(base: str, name: str, answers: dict[str, str], gpus: int) -> str:
     if answers["held_out"]:
         text = with_value(text, "eval", "suite", as_list(answers["held_out"]))
     return text
+
+
+def on_all_cores(text: str) -> str:
+    """The learner has half of this machine's cores, a worker the others; none by name where the process may use a share
+    of the time of any: other containers may have the same names."""
+    there, usable = sorted(os.sched_getaffinity(0)), usable_cores()
+    if usable < max(2, len(there)):
+        there = []
+    half = len(there) // 2
+    return with_value(with_value(text, "rollout", "cores", there[:half]), "learner", "cores", there[half:])
 
 
 def _divided(text: str, gpus: int, evaluates: bool) -> str:

@@ -83,6 +83,8 @@ def make_parser(typed: Collection[str] = tuple(COMMANDS)) -> Parser:
 
 
 def main() -> None:
+    if sys.platform != "linux":
+        sys.exit("cusearch: this is for Linux alone; elsewhere use a container, a virtual machine or WSL 2")
     with exit_with_one_line("cusearch"):
         with quick_to_interrupt():
             own_modules_last()

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_launched(arguments.config, overrides)
     folder = arguments.output or Path("runs") / f"{config.run.name}-warmstart"
     course = Course(arguments.batch, arguments.epochs, arguments.lr, arguments.held_out)
-    with rank_of_learner(config):
+    with rank_of_learner(config, is_alone=True):
         from cusearch_async.processes import warmstart  # noqa: PLC0415  (torch reads the settings above when loaded)
 
         refuse_too_little(config)

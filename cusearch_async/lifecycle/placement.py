@@ -72,7 +72,7 @@ def count_sharers(config: Config, of_its_kind: int = 1) -> int:
         (config.learner.cores, config.learner.ranks_per_node),
         (config.rollout.cores, config.rollout.workers),
         (config.eval.cores, 1 if config.eval.every else 0),
-        ((), 1 if config.searching else 0),
+        ((), 1 if config.searching and is_loopback(config.retriever.url) else 0),
     )
     there = os.sched_getaffinity(0)  # a process whose cores are not there takes any
     return max(1, sum(count for cores, count in processes if not there.intersection(cores)))

@@ -31,15 +31,19 @@ from cusearch_async.lifecycle.signals import ending
 
 
 @contextmanager
-def rank_of_learner(config: Config, gpu: Gpus = ()) -> Iterator[None]:
+def rank_of_learner(config: Config, gpu: Gpus = (), is_alone: bool = False) -> Iterator[None]:
     """This process as a rank of the learner, its cores and GPUs chosen. With learner.ranks > 1 it starts the other
-    ranks itself; under a launcher it is the rank in RANK. `gpu`: the GPUs of all ranks of this machine."""
+    ranks itself; under a launcher it is the rank in RANK. `gpu`: the GPUs of all ranks of this machine. `is_alone`: the
+    cores of the run's engines are the learner's, too."""
     gpus = take_for_learner(config.learner, config.run.name, may_share(config), gpu)
     with other_ranks(ENTRY, config.learner.ranks) as rank:
         here = config.learner.ranks_per_node
         local = int(os.environ.get("LOCAL_RANK", rank % here))  # a launcher may deal ranks out to nodes in turn
         os.environ.setdefault("LOCAL_RANK", str(local))  # DeepSpeed takes this GPU
-        configure_process(share_of(config.learner.cores, local, here), gpus, count_sharers(config, here))
+        cores, sharers = config.learner.cores, count_sharers(config, here)
+        if is_alone:
+            cores, sharers = tuple(sorted({*cores, *config.rollout.cores})) if cores else (), here
+        configure_process(share_of(cores, local, here), gpus, sharers)
         # Batches of many shapes fragment a GPU's memory. Not for vLLM's processes, whose sleep mode refuses it.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         require_gpus("learner.gpus", gpus)

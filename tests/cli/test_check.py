@@ -14,7 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.cli import check
 from cusearch_async.cli.preflight import gpus as gpus_module
-from cusearch_async.cli.preflight import speed, workload
+from cusearch_async.cli.preflight import memory, speed, workload
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.gpus import Device, device_of
 from cusearch_async.cli.preflight.shapes import PUBLISHED, shape_of
@@ -249,7 +249,9 @@ def test_the_gpu_that_is_here_counts_more_than_the_config_and_less_than_the_comm
 
 
 @pytest.mark.parametrize(
-    ("overrides", "hidden"), [((), False), (("--model.dtype", "bfloat16"), True)], ids=["float32", "hidden"]
+    ("overrides", "hidden"),
+    [((), False), (("--model.dtype", "bfloat16"), True), (("--model.dtype", "bfloat16"), False)],
+    ids=["float32", "hidden", "cores"],
 )
 def test_nothing_is_said_of_gpus_for_a_run_on_a_cpu(overrides, hidden, capsys, monkeypatch):
     monkeypatch.setattr(gpus_module, "count_gpus", lambda: 0)
@@ -259,6 +261,25 @@ def test_nothing_is_said_of_gpus_for_a_run_on_a_cpu(overrides, hidden, capsys, m
     printed = capsys.readouterr().out
     assert not re.search("GPU|H100|CUDA", printed), printed
     assert re.search(r"on the CPU: ZeRO-\d on 1 rank needs \d", printed)
+    assert "hold" in printed
+    assert "one core trains about" in printed
+
+
+@pytest.mark.parametrize(
+    ("size", "status", "text"),
+    [
+        ("1_000_000", "error", "0.0 GiB (rollout.vllm.kv_cache_memory_bytes) hold 0 episodes of 1016 tokens"),
+        ("268_435_456", "ok", "hold 129 episodes of 1016 tokens"),
+        (None, "warning", "is not set: an engine takes 30% of this machine's memory"),
+    ],
+)
+def test_the_kv_cache_of_a_cpu_must_hold_an_episode(size, status, text, tmp_path):
+    """Only that of a GPU was checked, and vLLM refused it with advice that no config takes."""
+    words = (CONFIGS / "atlas.toml").read_text(encoding="utf-8")
+    (tmp_path / "a.toml").write_text(words.replace("kv_cache_memory_bytes", "# kv") if size is None else words)
+    config = load_config(tmp_path / "a.toml", [] if size is None else ["--rollout.vllm.kv_cache_memory_bytes", size])
+    found = memory.kv_cache_on_cpu(config, shape_of(config.model))
+    assert (found.status, text in found.text) == (status, True), found.text
 
 
 @pytest.mark.parametrize("gib", ["0", "-1", "nan", "inf", "big"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -156,6 +157,26 @@ def test_without_a_terminal_the_defaults_count_and_the_config_loads(tmp_path, mo
         assert re.search(rf"^  cusearch {re.escape(command)}(   # .*)?$", done.stdout, re.MULTILINE)
     again = init_in(tmp_path, "mine.toml")
     assert (again.returncode, again.stderr) == (1, "cusearch: mine.toml exists; edit it, or name another\n")
+
+
+@pytest.mark.parametrize(
+    ("there", "usable", "learner", "rollout"),
+    [
+        ({0, 1}, 2, [1], [0]),
+        (set(range(8)), 8, [4, 5, 6, 7], [0, 1, 2, 3]),
+        (set(range(8)), 2, [], []),
+        ({0}, 1, [], []),
+    ],
+)
+def test_a_run_without_gpus_has_all_cores_of_the_machine(
+    tmp_path, cusearch, without_gpu, monkeypatch, there, usable, learner, rollout
+):
+    """It had two of any number; in a container with a share of many, those of its neighbours."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: there)
+    monkeypatch.setattr("cusearch_async.cli.init.usable_cores", lambda: usable)
+    assert cusearch("init", "mine.toml")[0] == 0
+    config = load_config(Path("mine.toml"))
+    assert (list(config.learner.cores), list(config.rollout.cores)) == (learner, rollout)
 
 
 def test_of_several_held_out_files_those_that_are_not_there_are_named(tmp_path, monkeypatch):

@@ -53,6 +53,14 @@ def test_a_bare_command_shows_the_help(monkeypatch, capsys):
     assert "train a small search agent" in capsys.readouterr().out
 
 
+def test_elsewhere_than_on_linux_every_command_says_so(monkeypatch):
+    """On a Mac `check`, which should say what is wrong, ended with a traceback."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "argv", ["cusearch", "check"])
+    with pytest.raises(SystemExit, match=r"this is for Linux alone; elsewhere use a container, .* or WSL 2"):
+        main.main()
+
+
 def test_the_version_is_said(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["cusearch", "--version"])
     with pytest.raises(SystemExit) as ended:

@@ -301,6 +301,18 @@ def test_on_a_cpu_the_copy_of_a_checkpoint_is_beside_the_update(monkeypatch):
     assert needed - alone == sizing.checkpoint_bytes(QWEN_3B, config) > 16 * GIB
 
 
+def test_an_engine_on_a_cpu_holds_two_models_while_it_loads(monkeypatch):
+    """The kernel ended the worker at its first new version, after `check` had said ok."""
+    monkeypatch.setattr(preflight_memory, "_in_memory", lambda what, text, needed: needed)
+    configs = [config_of(), config_of("--learner.lora.rank", "8")]
+    needed, lora = (preflight_memory.memory_on_cpu(config, QWEN_3B) for config in configs)
+    monkeypatch.setattr(sizing, "version_bytes", lambda *_: 0)
+    alone, lora_alone = (preflight_memory.memory_on_cpu(config, QWEN_3B) for config in configs)
+    version = 2 * (QWEN_3B.parameters + QWEN_3B.vocab * QWEN_3B.hidden)
+    assert needed - alone == sizing.engines(configs[0]) * version
+    assert lora == lora_alone
+
+
 def test_each_process_of_an_engine_keeps_a_block_for_new_weights():
     """Qwen2.5-7B: 14.2 GiB are 16 of them page-locked; `check` said 0.0 GiB permanently."""
     shape, flags = published("Qwen/Qwen2.5-7B"), ("--rollout.workers", "4")

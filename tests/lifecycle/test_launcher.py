@@ -34,7 +34,7 @@ def test_both_commands_that_train_take_the_launchers_ranks(command, monkeypatch,
     found = []
 
     @contextmanager
-    def rank_of_learner(config, *_):
+    def rank_of_learner(config, *_, **__):
         found.append(config.learner)
         raise ConfigError("seen")
         yield

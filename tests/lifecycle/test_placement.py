@@ -24,6 +24,7 @@ from cusearch_async.lifecycle.placement import (
     require_libnuma,
 )
 from cusearch_async.processes import start
+from cusearch_async.processes.start import rank_of_learner
 from tests.conftest import SLOW
 
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -105,6 +106,28 @@ def test_a_process_with_cores_of_its_own_takes_nothing_from_the_others(environme
     assert count_sharers(config) == 2  # evaluator and retriever
     configure_process((0,), (), 9)
     assert environment["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_retriever_elsewhere_takes_no_core_of_this_machine():
+    assert count_sharers(config_of(retriever={"url": "http://10.0.0.5:8000"})) == 2
+
+
+@pytest.mark.parametrize(
+    ("cores", "bound", "threads"),
+    [({}, set(), "64"), ({"learner": {"cores": [1]}, "rollout": {"cores": [0]}}, {0, 1}, "2")],
+)
+def test_a_warm_start_has_the_cores_of_the_engines_too(environment, monkeypatch, cores, bound, threads):
+    """It runs alone, and had a third of the machine, or one core of the laptop's two."""
+    found = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+
+    def bind(_, chosen):
+        found.extend(chosen)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(chosen))
+
+    monkeypatch.setattr(os, "sched_setaffinity", bind)
+    with rank_of_learner(config_of(**cores), is_alone=True):
+        assert (set(found), environment["OMP_NUM_THREADS"]) == (bound, threads)
 
 
 def test_processes_whose_cores_are_not_there_share_those_that_are(environment, monkeypatch):

@@ -27,7 +27,8 @@ class Device:
 
 def device_of(config: Config, given_gib: float | None) -> Device | None:
     """The smallest GPU of this machine that the run would use, unless a size is given; without one here, that of the
-    config. None for a run on a CPU: no GPU is here or named, and they are hidden, or the model is float32."""
+    config. None for a run on a CPU: no GPU is here or named, and they are hidden, the model is float32, or the engines
+    have cores."""
     if given_gib is not None:
         return Device(given_gib, "--gpu-gib")
     named = {*config.learner.gpus, *config.rollout.gpus}
@@ -40,9 +41,9 @@ def device_of(config: Config, given_gib: float | None) -> Device | None:
         return Device(smallest.total_memory / GIB, f"{smallest.name} of this machine")
     if config.run.gpu_gib is not None:
         return Device(config.run.gpu_gib, "run.gpu_gib")
-    if not named and (is_cpu_meant() or config.model.dtype == "float32"):
+    if not named and (is_cpu_meant() or config.model.dtype == "float32" or config.rollout.cores):
         return None
-    return Device(ASSUMED_GIB, "assumed; set --gpu-gib or run.gpu_gib")
+    return Device(ASSUMED_GIB, "assumed; set --gpu-gib or run.gpu_gib, or CUDA_VISIBLE_DEVICES= (empty) for a CPU")
 
 
 def shared_gpus(config: Config) -> list[int]:

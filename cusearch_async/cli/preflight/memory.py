@@ -118,7 +118,7 @@ def adapter(config: Config, shape: ModelShape, on_gpu: bool = False) -> Finding:
 
 
 def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
-    rollout, longest = config.rollout, config.episode.max_tokens
+    rollout = config.rollout
     split, share = rollout.vllm.tensor_parallel_size, rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
     if not sizing.splits_evenly(shape, split):
         heads = f"the {shape.heads} attention heads and {shape.kv_heads} key heads of {config.model.path!r}"
@@ -136,17 +136,37 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
                 f"{more} are more than {key}a GPU of {gpu_bytes / GIB:g} GiB holds"
             )
             return Finding("error" if weights + room > whole else "warning", "KV cache", text)
-    per_token = sizing.kv_bytes_per_token(shape, config)
-    fitting = max(0, room) // (per_token * longest)
     at_once = min(rollout.max_num_seqs, rollout.max_episodes)
-    text = (
-        f"{max(0, room) / GIB:.1f} GiB with {weights / GIB:.1f} GiB of weights hold {fitting} episodes of {longest} "
-        f"tokens ({per_token} bytes per token); {at_once} are decoded at once"
-    )
+    text = f"{max(0, room) / GIB:.1f} GiB with {weights / GIB:.1f} GiB of weights"
+    found = _episodes(config, shape, room, text, f"; {at_once} are decoded at once")
+    if found.status == "ok" and _fitting(config, shape, room) < MEAN_LENGTH * at_once:
+        return Finding(
+            "warning", "KV cache", f"{found.text}; vLLM will evict and recompute: lower rollout.max_num_seqs"
+        )
+    return found
+
+
+def kv_cache_on_cpu(config: Config, shape: ModelShape) -> Finding:
+    """Whether an engine's KV cache holds an episode. Without a size, vLLM takes a share of the machine's memory."""
+    vllm = config.rollout.vllm
+    room, share = vllm.kv_cache_memory_bytes, vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
+    if room is not None:
+        return _episodes(config, shape, room, f"{room / GIB:.1f} GiB (rollout.vllm.kv_cache_memory_bytes)")
+    text = f"rollout.vllm.kv_cache_memory_bytes is not set: an engine takes {share:.0%} of this machine's memory"
+    return Finding("warning", "KV cache", f"{text} (rollout.vllm.gpu_memory_utilization), whatever else runs")
+
+
+def _fitting(config: Config, shape: ModelShape, room: int) -> int:
+    """Of the longest episodes, in a KV cache of `room` bytes."""
+    return max(0, room) // (sizing.kv_bytes_per_token(shape, config) * config.episode.max_tokens)
+
+
+def _episodes(config: Config, shape: ModelShape, room: int, cache: str, more: str = "") -> Finding:
+    fitting, per_token = _fitting(config, shape, room), sizing.kv_bytes_per_token(shape, config)
+    longest = config.episode.max_tokens
+    text = f"{cache} hold {fitting} episodes of {longest} tokens ({per_token} bytes per token){more}"
     if not fitting:
         return Finding("error", "KV cache", f"{text}; vLLM does not start without room for one")
-    if fitting < MEAN_LENGTH * at_once:
-        return Finding("warning", "KV cache", f"{text}; vLLM will evict and recompute: lower rollout.max_num_seqs")
     return Finding("ok", "KV cache", text)
 
 
@@ -166,15 +186,16 @@ def memory_on_cpu(config: Config, shape: ModelShape) -> Finding:
     learner, rollout, engines = config.learner, config.rollout, sizing.engines(config)
     memory = _memory(config, shape)
     of_rank = memory.peak - sizing.DEVICE_ALLOWANCE + memory.host
-    weights, cache = shape.parameters * sizing.DTYPE_BYTES[config.model.dtype], rollout.vllm.kv_cache_memory_bytes
+    weights, cache = shape.parameters * sizing.DTYPE_BYTES[config.model.dtype], rollout.vllm.kv_cache_memory_bytes or 0
     copied = sizing.copied_bytes(shape, config)
+    loaded = 0 if learner.lora.rank else sizing.version_bytes(shape, config)  # beside the old weights
     text = (
         f"on the CPU: ZeRO-{learner.zero_stage} on {_ranks(learner.ranks_per_node)} needs {of_rank / GIB:.1f} GiB "
-        f"each, {copied / GIB:.1f} GiB more while a checkpoint is written, an engine "
-        f"{(weights + (cache or 0)) / GIB:.1f} GiB"
-        f"{'' if cache else ' and its KV cache (rollout.vllm.kv_cache_memory_bytes)'}; libraries not counted"
+        f"each, {copied / GIB:.1f} GiB more while a checkpoint is written, an engine {(weights + cache) / GIB:.1f} GiB"
+        f"{'' if cache else ' and its KV cache'}, {loaded / GIB:.1f} GiB more while it loads; libraries not counted"
     )
-    return _in_memory("memory", text, learner.ranks_per_node * of_rank + copied + engines * (weights + (cache or 0)))
+    needed = learner.ranks_per_node * of_rank + copied + engines * (weights + cache + loaded)
+    return _in_memory("memory", text, needed)
 
 
 def refuse_too_little(config: Config) -> None:

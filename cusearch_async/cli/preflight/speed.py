@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.shapes import ModelShape
 from cusearch_async.config import Config, LearnerConfig
-from cusearch_async.errors import first_line
+from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.learner import matmul
+from cusearch_async.learner.adapter import Adapter
 from cusearch_async.learner.model import SampledLogprobs, train_upper_layers
 
 ROWS, LENGTH = 4, 256
@@ -24,6 +25,8 @@ MOST_PARAMETERS = 2 * 10**9
 """Of a model that is timed: the embedding of a larger one, for which nobody uses a CPU, takes seconds to make."""
 PASSES = 4
 """The first one also loads kernels, and another process may slow some of them."""
+OF_MODELS = (ConfigError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a model's own code raises, or refuses."""
 SLOWER = 1.5
 """A data type that takes so many times as long as the other one is warned of."""
 
@@ -36,7 +39,7 @@ def speed_on_cpu(config: Config, shape: ModelShape) -> Finding | None:
     torch.set_num_threads(1)
     try:
         per_token = {dtype: seconds_per_token(config, shape, dtype) for dtype in ("float32", "bfloat16")}
-    except (ImportError, LookupError, RuntimeError, TypeError, ValueError) as error:  # the model's own code
+    except OF_MODELS as error:
         return Finding("warning", "speed", f"not known: a model of this kind cannot be made here: {first_line(error)}")
     finally:
         torch.set_num_threads(threads)
@@ -81,6 +84,8 @@ def _timed(shape: ModelShape, dtype: str, layers: int, learner: LearnerConfig) -
         settings.layer_types = settings.layer_types[:layers]
     model = AutoModelForCausalLM.from_config(settings, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
     matmul.use_fastest(model, learner)
+    if learner.lora.rank:
+        Adapter.into(model, learner.lora, "", 0)
     if learner.trained_layers:  # not the embedding and the LM head
         train_upper_layers(model, layers, "")
     chunk = max(1, ROWS * LENGTH * learner.logits_chunk_tokens // learner.micro_batch_tokens)  # of a full micro-batch
