@@ -17,7 +17,7 @@ NOT_RECORDED = {
     "buffer/lost": 0.0,
     "buffer/quarantined": 0.0,
     "episode/cut_turns": 0.0,
-    "episode/recall": 0.68,
+    "episode/recall_of_searched": 0.68,
     "machine/disk_free_gib": 56.3,
     "machine/memory_used_share": 0.39,
     "reward/right_minus_wrong": 0.806,

@@ -68,6 +68,6 @@ FAULTS: dict[str, Callable[[list[Row]], list[Row]]] = {
     "buffer_full": plant(lambda row, n: {"buffer/bytes": 0.95e9}),
     "redis_full": plant(lambda row, n: {"buffer/server_share": 0.95}),
     "machine_full": plant(lambda row, n: {"machine/disk_free_gib": 1.0}),
-    "finds_nothing": plant(lambda row, n: {"episode/recall": 0.0, "depth/mean": 1.0}),
+    "finds_nothing": plant(lambda row, n: {"episode/recall_of_searched": 0.0}),
     "trajectories_lost": plant(lambda row, n: {"buffer/lost": 1.0 * n, "buffer/quarantined": 0.0}),
 }

@@ -59,6 +59,29 @@ HEALTHY: dict[str, list[Row]] = {
     "settings that a learner has changed": [
         {"epoch": 1 + n // 5, "buffer/lost": 0.0, "buffer/quarantined": 17.0 * (n // 5)} for n in range(9)
     ],
+    "settings that were changed before the first checkpoint": [
+        {"epoch": 2, "buffer/lost": 0.0, "buffer/quarantined": 17.0, "buffer/incomplete_groups": 40.0}
+    ]
+    * 3,
+    "a few pairs of equal rewards among many that are alone": [
+        {
+            "groups/zero_variance_share": 0.02,
+            "groups/singleton_share": 0.98,
+            "groups/mixed_share": 0.05,
+            "selection/budget_filled": 1.0,
+        }
+    ]
+    * 4,
+    "gold answers to a tenth of the questions": [
+        {
+            "reward/all": 0.1 + 0.02 * n,
+            "reward/em": 0.02 + 0.0006 * n,
+            "reward/answered": 1.0,
+            "reward/compared": 0.1,
+            "train/entropy": max(0.1, 1 - 0.05 * n),
+        }
+        for n in range(30)
+    ],
     "steps that are made again, with the few groups that they lacked": [
         {"epoch": 1 + n // 10, "buffer/incomplete_groups": 4.0 * (n + 1) + 44 * (n // 10)} for n in range(20)
     ],

@@ -103,7 +103,7 @@ def reward_ignores_answers(h: History) -> Finding:
 def nothing_to_learn(h: History) -> Finding:
     equal, empty = h.of("groups/zero_variance_share"), h.of("selection/budget_filled") == 0
     together = 1 - h.of("groups/singleton_share")
-    all_equal = (equal > 0.9 * together) & (h.of("groups/mixed_share") < 0.1)  # a third may be alone in their groups
+    all_equal = (together > 0.5) & (equal > 0.9 * together) & (h.of("groups/mixed_share") < 0.1)
     told = "nothing was selected, as no group's rewards differ"
     return Finding(
         in_a_row((equal > 0.9) | all_equal | empty, 3),
@@ -209,9 +209,9 @@ def machine_full(h: History) -> Finding:
 
 
 def finds_nothing(h: History) -> Finding:
-    recall, depth = h.of("episode/recall"), h.of("depth/mean")
-    fires = in_a_row((recall < 0.02) & (depth > 0.2), 3)
-    return Finding(fires, lambda n: f"{recall[n]:.1%} of the evidence shown in {depth[n]:.2f} searches an episode")
+    recall = h.of("episode/recall_of_searched")
+    fires = in_a_row(recall < 0.02, 3)
+    return Finding(fires, lambda n: f"{recall[n]:.1%} of the evidence shown in episodes that searched")
 
 
 def lost(h: History) -> Finding:
@@ -222,5 +222,5 @@ def lost(h: History) -> Finding:
 
 
 def _taken_over(h: History) -> NDArray[np.bool_]:
-    """Where the step is another learner's than the one before it."""
-    return np.diff(h.of("epoch"), prepend=np.nan) > 0
+    """Where the step is another learner's than the one before it; the first step, where the run has had one before."""
+    return np.diff(h.of("epoch"), prepend=1.0) > 0

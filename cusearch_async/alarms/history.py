@@ -101,10 +101,10 @@ class History:
         return np.array(column, dtype=np.float64)
 
     def compares_answers(self) -> Fires:
-        """[steps] Whether there was any answer so far, and anything to compare it with: an agent may give rewards in
-        their place."""
+        """[steps] Whether there was any answer so far, and all can be compared with gold answers: an agent may give
+        rewards in their place."""
         answers: Fires = (best(self.of("reward/answered")) > 0) | (best(self.of("reward/em")) > 0)
-        has_gold: Fires = self.of("reward/compared") != 0
+        has_gold: Fires = ~(self.of("reward/compared") < 1)
         return answers & has_gold
 
     def rose(self) -> Fires:

@@ -113,7 +113,8 @@ RULES = (
     Rule(
         "nothing_to_learn",
         "groups/zero_variance_share",
-        "more than 0.9 of the selected in groups of equal rewards, in three steps",
+        "more than 0.9 of the selected, or of most that are not alone in their group, in groups of equal rewards, or "
+        "nothing selected, in three steps",
         "All rollouts of most questions are right, or all are wrong: no advantage, no gradient.",
         "Choose questions of another difficulty, raise pool.rollouts, or warm-start the model.",
         TRACE,
@@ -239,8 +240,8 @@ RULES = (
     ),
     Rule(
         "finds_nothing",
-        "episode/recall",
-        "less than 0.02 of the evidence shown in three steps, though the agent searches",
+        "episode/recall_of_searched",
+        "less than 0.02 of the evidence shown where the agent searches, in three steps",
         "The retriever answers rubbish, or serves another corpus than the questions'.",
         "Look at what a search answers.",
         TRACE,

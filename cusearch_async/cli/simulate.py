@@ -103,7 +103,7 @@ def changes(config: Config, p99_s: float) -> Iterator[tuple[str, Config]]:
     yield f"max_staleness {pool.max_staleness + 1}", changed(pool, max_staleness=pool.max_staleness + 1)
     hedged = pool.hedge_after_s or p99_s
     if pool.order == "ticket":
-        yield "deferred", changed(pool, order="deferred")
+        yield "deferred", changed(pool, order="deferred", hedge_after_s=0.0)
     if pool.order != "oldest_complete" and not (pool.order == "deferred" and pool.hedge_after_s):
         yield "deferred, hedged", changed(pool, order="deferred", hedge_after_s=hedged)
 

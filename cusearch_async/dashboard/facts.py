@@ -104,6 +104,8 @@ def bounds(run: KeptRun) -> Json:
     deferral = run.setting("pool", "defer") if run.setting("pool", "order") == "deferred" else 0
     if isinstance(found["staleness"], int) and isinstance(deferral, int):
         found["staleness"] += deferral
+    if run.setting("pool", "order") == "oldest_complete":  # which has none
+        found["staleness"] = None
     return {name: rounded(value) for name, value in found.items()}
 
 

@@ -49,9 +49,13 @@ def describe_step(
     covered = sum(t.retrieval_tokens for t in selected)
     recall = [t.recall for t in everyone if t.recall is not None]
     of_some: Metrics = {"episode/recall": _mean(recall)} if recall else {}
+    if searched := [t.recall for t in everyone if t.recall is not None and t.depth > 0]:
+        of_some["episode/recall_of_searched"] = _mean(searched)
     observed = [_observations(t) for t in everyone]
     repeated = sum(len(shown) - len(set(shown)) for shown in observed)
-    right, wrong = ([t.reward for t in everyone if (t.em == 1) == is_right] for is_right in (True, False))
+    compared = [t for t in everyone if t.answers]
+    right = [t.reward for t in compared if t.em == 1 and t.prediction is not None]  # not by its reward, as an agent's
+    wrong = [t.reward for t in compared if t.em != 1]
     if right and wrong:
         of_some["reward/right_minus_wrong"] = _mean(right) - _mean(wrong)
     if selected:

@@ -35,7 +35,11 @@ FAMILIES = (
         (
             Metric("reward/all", "reward", "mean over the pool"),
             Metric("reward/trained", "reward", "mean over the selected; minus `reward/all`: the selection's effect"),
-            Metric("reward/right_minus_wrong", "reward", "mean of exact matches minus that of the others, with both"),
+            Metric(
+                "reward/right_minus_wrong",
+                "reward",
+                "mean of exact matches minus that of the others, of questions with gold answers; with both",
+            ),
             Metric("reward/em", "share", "exact matches in the pool"),
             Metric("reward/f1", "share", "mean F1 over the pool"),
             Metric("reward/format_valid", "share", "episodes in the right format"),
@@ -57,6 +61,7 @@ FAMILIES = (
             Metric("episode/ignored_fields", "fields", "of agents' requests: ignored; mean over the pool"),
             Metric("episode/cut_turns", "share", "of the turns: cut off at `episode.max_turn_tokens`"),
             Metric("episode/recall", "share", "of a question's evidence: shown to the policy; where evidence is known"),
+            Metric("episode/recall_of_searched", "share", "the same of episodes that searched"),
             Metric(
                 "episode/repeated_observations",
                 "share",
@@ -131,7 +136,8 @@ FAMILIES = (
             Metric(
                 "staleness/max",
                 "steps",
-                "most of the pool; at most `pool.max_staleness`, in deferred order + `pool.defer`",
+                "most of the pool; at most `pool.max_staleness`, in deferred order + `pool.defer`; no bound in order "
+                "`oldest_complete`",
             ),
             Metric(
                 "off_policy/mismatch_kl",

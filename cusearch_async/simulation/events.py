@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -99,7 +100,7 @@ class Simulation:
             self._run, replace(limits_of(config), steps=steps + config.pool.staleness_bound + 1)
         )
         self._random = stream(Stream.SIMULATION, seed)
-        slow = round(troubles.slow[0] * workers)
+        slow = math.ceil(troubles.slow[0] * workers)
         factors = [troubles.slow[1] if n < slow else 1.0 for n in range(workers)]
         sizes = config.rollout.max_episodes, config.largest_group
         self._workers = [_Worker(f"w{n}", factor, Room(*sizes)) for n, factor in enumerate(factors)]

@@ -42,7 +42,7 @@ class StudySection(Section):
     name: str = Field(pattern=NAME)
     configs: Annotated[tuple[Folder, ...], BeforeValidator(as_list)] = Field(min_length=1)
     """The config files of all runs, as `cusearch launch` takes them."""
-    primary: tuple[Literal["em_last", "em_area"], ...] = ("em_last", "em_area")
+    primary: tuple[Literal["em_last", "em_area"], ...] = Field(("em_last", "em_area"), min_length=1)
     """Held-out greedy exact match after the last step, and its mean over the run (the area under its curve). Fixed once
     the study has a run."""
     baseline: SettingValues = Field(min_length=1)
@@ -194,6 +194,12 @@ def read_plan(path: Path) -> Plan:
     names = [part.name for part in file.part]
     if len(set(names)) < len(names):
         raise ConfigError(f"study file {path}: parts must have different names, got {', '.join(names)}")
+    for about, name in (
+        *((f"claim {claim.text!r}: part", claim.part) for claim in file.claim),
+        *((f"part {part.name!r}: beside", part.beside) for part in file.part if part.beside),
+    ):
+        if name not in names:
+            raise ConfigError(f"{about} {name!r} is no part; there are {', '.join(names)}")
     varied = tuple(dict.fromkeys(key for part in file.part for key in (*part.settings, *part.grid)))
     runs: dict[str, PlannedRun] = {}
     for part in file.part:

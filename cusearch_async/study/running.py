@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import xxhash
+
 from cusearch_async.config import is_loopback, overrides_of
 from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import CLI, free_port, start_child, why_it_ended
@@ -40,12 +42,13 @@ def run_all(
     """Make the `runs`, and add each to the tables in `folder` when it is over. One that an earlier call has begun is
     continued. `on_done` is called with each run, its status or reason of failure, and its seconds."""
     for name, status in Tables.read(folder).statuses.items():
-        if status == "done":
-            _remove(folder / WORK / name, plan, plan.runs.get(name))
+        left = folder / WORK / name
+        if status == "done" and (left.exists() or _seconds_path(left).exists()):
+            _remove(left, plan, plan.runs.get(name))
     for run in runs:
         where = folder / WORK / run.id
         _wait_until_free(where, run.config.run.stall_s + _LEAVE_S)
-        if lacks_a_score(run, where) and not any(key.endswith("objects") for key in places_of(plan, run)):
+        if lacks_a_score(run, where) and not any(key.endswith("objects") for key in places_of(plan, run, where)):
             log.warning("%s lacks steps or scores; it is made anew", run.id)
             _remove(where, plan, run)
         reason, wall_s = _launch(plan, run, where)
@@ -67,8 +70,8 @@ def run_all(
 
 def _remove(where: Path, plan: Plan, run: PlannedRun | None) -> None:
     """All of a run but its log; what it has in an object store stays."""
-    weights = places_of(plan, run).get("weights.folder") if run is not None else None
-    for folder in (where, *([Path(weights)] if weights else [])):
+    weights = places_of(plan, run, where).get("weights.folder") if run is not None else None
+    for folder in (*([Path(weights)] if weights else []), where):
         if folder.exists():
             shutil.rmtree(folder)
     _seconds_path(where).unlink(missing_ok=True)
@@ -104,17 +107,19 @@ def _command(plan: Plan, run: PlannedRun, where: Path) -> list[str]:
         "run.name": _name(plan, run),
         "run.folder": str(where),
         "redis.url": f"redis://127.0.0.1:{free_port()}/0",
-        **places_of(plan, run),
+        **places_of(plan, run, where),
     }
     if is_loopback(run.config.retriever.url):  # launch starts it with the settings of this run
         own["retriever.url"] = f"http://127.0.0.1:{free_port()}"
     return [*CLI, "launch", *map(str, plan.study.configs), *run.arguments(), *overrides_of(own)]
 
 
-def places_of(plan: Plan, run: PlannedRun) -> dict[str, str]:
-    """Of PLACES, those that the configs of the study set. Another study may have the same run, and be under way."""
+def places_of(plan: Plan, run: PlannedRun, where: Path) -> dict[str, str]:
+    """Of PLACES, those that the configs of the study set, for the run in the folder `where`. Another study may have the
+    same run, or this one in another folder, and be under way."""
     given = {key: value_of(run.config, key) for key in PLACES}
-    return {key: f"{str(value).rstrip('/')}/{_name(plan, run)}" for key, value in given.items() if value}
+    own = f"{_name(plan, run)}-{xxhash.xxh32_hexdigest(str(where.absolute()).encode())}"
+    return {key: f"{str(value).rstrip('/')}/{own}" for key, value in given.items() if value}
 
 
 def _name(plan: Plan, run: PlannedRun) -> str:

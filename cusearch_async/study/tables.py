@@ -171,6 +171,8 @@ def _answers(run: PlannedRun, scores: list[dict[str, Any]]) -> pd.DataFrame:
         each = row["each"]
         if len(each["em"]) != len(questions):
             raise ConfigError(f"version {row['step']} was scored on {len(each['em'])} of {len(questions)} questions")
+        if each["question_id"] != [question.id for question in questions]:
+            raise ConfigError(f"version {row['step']} was scored on other questions than eval.suite has now")
         of_version = {
             "run": run.id,
             "version": np.int32(row["step"]),

@@ -59,7 +59,8 @@ class StepReport:
         )
         row |= describe_environments(chosen.pool, chosen.trajectories, list(config.environment))
         row |= {f"selection/{name}": value for name, value in chosen.metrics.items()}
-        opened = chosen.pool.step + config.pool.max_staleness < config.run.steps  # questions, by the step before
+        is_last = chosen.pool.step + config.pool.max_staleness >= config.run.steps  # no questions since the step before
+        opened = config.pool.order == "oldest_complete" or not is_last
         row |= self._rates.since_last(await self._buffer.workers(), opened)
         began = time.monotonic()
         row |= describe_ledger(await self._buffer.ledger())

@@ -57,6 +57,17 @@ def test_recall_is_a_mean_over_the_episodes_whose_evidence_is_known():
     assert "episode/recall" not in describe_step(unknown, [], nothing, budget=1, s_max=2)
 
 
+def test_recall_of_those_that_searched_says_nothing_of_a_policy_that_does_not():
+    nothing = Advantages(np.zeros(0), 0, 0)
+    idle, found = make_trajectory(0, recall=0.0, depth=0), make_trajectory(1, recall=0.5, depth=1)
+
+    def of(*trajectories):
+        return describe_step(Pool(0, trajectories), [], nothing, budget=1, s_max=2)
+
+    assert of(idle, found)["episode/recall_of_searched"] == 0.5
+    assert "episode/recall_of_searched" not in of(idle)
+
+
 def test_what_the_environment_answers_again_is_counted_within_an_episode():
     """Of four: 7 8 twice in one episode, and once in another; the policy's own 7 8 are none."""
     rows = [[[1], [7, 8], [7, 8], [4], [7, 8], [9]], [[1, 1], [2], [7, 8], [3], [7], [5]], [[1], [7, 8]]]
@@ -115,6 +126,10 @@ def test_what_right_answers_earn_more_is_told_where_there_are_right_and_wrong_on
 
     assert of(right, wrong)["reward/right_minus_wrong"] == 0.25
     assert "reward/right_minus_wrong" not in of(right).keys() | of(wrong).keys()
+    without_gold = make_trajectory(2, em=0.0, answers=(), reward=2.0)
+    assert of(right, wrong, without_gold)["reward/right_minus_wrong"] == 0.25, "it cannot be right"
+    by_reward = make_trajectory(3, em=1.0, prediction=None, reward=5.0)
+    assert of(right, wrong, by_reward)["reward/right_minus_wrong"] == 0.25, "it is right because its reward is 1"
     selections = {name.removeprefix("selection/") for name in of(right) if name.startswith("selection/")}
     assert selections == METRICS_OF_ALL, "which no method's own may be called"
 

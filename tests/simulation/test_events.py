@@ -41,6 +41,12 @@ def simulated(atlas_config):
     return simulate
 
 
+def test_a_share_of_few_workers_is_one_of_them(simulated):
+    """It was none, and slow workers seemed to cost nothing."""
+    slow = simulated(troubles=Troubles(slow=(0.02, 5.0)), workers=4, max_staleness=0)
+    assert slow.step_s > simulated(workers=4, max_staleness=0).step_s
+
+
 def test_a_synchronous_step_is_the_sum_of_its_parts(simulated):
     found = simulated(workers=1, max_staleness=0)
     assert found.step_s == pytest.approx(10 + 8 + 1 + 0.5)

@@ -156,7 +156,7 @@ def test_what_was_reported_of_no_setting_of_the_claim_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('part = "methods"\nbetter', 'part = "method"\nbetter', "part 'method' has no run with its better"),
+        ('part = "methods"\nbetter', 'part = "method"\nbetter', "part 'method' is no part; there are methods"),
         ('than = { "method.name" = "grpo_full" }', 'than = { "method.name" = "dapo" }', "its than: method.name = dapo"),
         ('than = { "method.name"', 'than = { "method.nam"', r"method\.nam: unknown key; did you mean method\.name"),
         ('measures = ["em_last"]', 'measures = ["em"]', "measures"),

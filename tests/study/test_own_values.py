@@ -92,8 +92,10 @@ def test_places_of_a_config_have_one_for_each_run(tmp_path):
     for run in plan.runs.values():
         words = running._command(plan, run, tmp_path / "run")
         for key, place in places.items():
-            assert words[words.index(f"--{key}") + 1] == f"{place.rstrip('/')}/{plan.study.name}-{run.id}"
-        weights = tmp_path / "shm" / f"{plan.study.name}-{run.id}"
+            own = words[words.index(f"--{key}") + 1]
+            assert own.startswith(f"{place.rstrip('/')}/{plan.study.name}-{run.id}-")
+            assert own != running.places_of(plan, run, tmp_path / "elsewhere")[key], "of the same study elsewhere"
+        weights = Path(words[words.index("--weights.folder") + 1])
         weights.mkdir(parents=True)
         running._remove(tmp_path / "run", plan, run)
         assert not weights.exists()

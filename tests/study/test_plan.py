@@ -132,6 +132,7 @@ def test_a_baseline_is_compared_by_value(tmp_path, value):
         ("seeds = 3", "", r"^part 'methods': seeds: is missing; it is the number of runs of each combination"),
         ("[study]", "[studdy]", r"^studdy: unknown key; did you mean study\?$"),
         ('configs = ["atlas"]', "configs = []", r"^study: configs: must have at least 1 item, got \[\]$"),
+        ('configs = ["atlas"]', 'configs = ["atlas"]\nprimary = []', "^study: primary: must have at least 1 item"),
         ('configs = ["atlas"]', 'configs = ["atlsa"]', r"config file atlsa does not exist; did you mean atlas\?"),
         ('baseline = { "method.name" = "grpo_full" }', "", r"^study: baseline: is missing; .*like \{ \"method.name\""),
         ('{ "method.name" = "grpo_full" }', '"grpo_full"', r"^study: baseline: must be settings, .*got 'grpo_full'$"),

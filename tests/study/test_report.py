@@ -246,7 +246,7 @@ def test_a_part_is_compared_with_the_same_runs_of_another_part(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("beside", "said"), [("nothing", "no run of beside = 'nothing'"), ("fewer", "scored on other held-out questions")]
+    ("beside", "said"), [("nothing", "beside 'nothing' is no part"), ("fewer", "scored on other held-out questions")]
 )
 def test_a_part_beside_nothing_or_other_questions_is_refused(tmp_path, beside, said):
     other = BESIDE[1].replace('pool.max_staleness" = 0', 'eval.questions_per_category" = 4')

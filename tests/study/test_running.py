@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from cusearch_async.config import load_config
-from cusearch_async.errors import RunInUse
+from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.run import folder as run_folder
 from cusearch_async.study import running, tables
 from cusearch_async.study.plan import OF_A_RUN
@@ -203,9 +203,26 @@ def test_what_a_kill_has_left_of_a_run_that_is_done_is_removed(plan, folder):
 def test_a_question_may_need_hundreds_of_documents_and_be_one_of_many(plan, monkeypatch):
     """Before, a study of such questions ended after its first run, whenever it was started."""
     count = 40_000
-    questions = [SimpleNamespace(evidence=range(200))] * count
+    questions = [SimpleNamespace(evidence=range(200), id="q")] * count
     monkeypatch.setattr(tables, "load_eval_questions", lambda config: questions)
-    each = {"em": [1] * count, "depth": [200] * count}
+    each = {"em": [1] * count, "depth": [200] * count, "question_id": ["q"] * count}
     answers = tables._answers(next(iter(plan.runs.values())), [{"step": 70_000, "each": each}])
     assert answers["needed"].unique().tolist() == answers["depth"].unique().tolist() == [200]
     assert (answers["question"].max(), answers["version"].max()) == (count - 1, 70_000)
+
+
+def test_answers_to_other_questions_are_not_taken_for_those_of_the_config(plan, monkeypatch):
+    """A suite that grew has another draw of eval.limit: question i was paired with another question i."""
+    monkeypatch.setattr(tables, "load_eval_questions", lambda config: [SimpleNamespace(evidence=None, id="new")])
+    each = {"em": [1], "depth": [2], "question_id": ["old"]}
+    with pytest.raises(ConfigError, match=r"version 4 was scored on other questions than eval\.suite has now"):
+        tables._answers(next(iter(plan.runs.values())), [{"step": 4, "each": each}])
+
+
+def test_a_run_that_is_done_elsewhere_keeps_its_weights(plan, folder, monkeypatch, tmp_path):
+    """A report of a study deleted what the same study, running in another folder, had below one weights.folder."""
+    monkeypatch.setattr(running, "places_of", lambda *_: {"weights.folder": str(tmp_path / "weights")})
+    make(plan, folder, [])
+    (tmp_path / "weights").mkdir()
+    run_all(plan, folder, [], lambda *_: None)
+    assert (tmp_path / "weights").is_dir()
