@@ -11,7 +11,10 @@ from cusearch_async.agents.conversation import Message, ToolCall, Tools
 from cusearch_async.config import EpisodeConfig
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-WITHOUT_EFFECT = ("model", "user", "metadata", "store", "service_tier", "prompt_cache_key")
+WITHOUT_EFFECT = (
+    *("model", "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
+    "safety_identifier",
+)
 FIXED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "top_p": (1,),
@@ -33,7 +36,8 @@ def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> Tur
     options = fields.take("stream_options")
     given, tools = list_of(fields.take("messages"), "messages"), fields.take("tools", [])
     messages = [_message(message, f"messages[{number}]") for number, message in enumerate(given)]
-    usable = () if body.get("tool_choice") == "none" else _tools(tools)
+    is_without = "tool_choice" not in ignores and body.get("tool_choice") == "none"
+    usable = () if is_without else _tools(tools)
     found = fields.request(messages, usable, settings, ("max_tokens", "max_completion_tokens"), "stop")
     return replace(found, streams_usage=isinstance(options, dict) and options.get("include_usage") is True)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
@@ -54,13 +54,16 @@ class Message:
     tool_call_id: str = ""
     thoughts: str = ""
     """Of the policy, where a parser takes them out of its text; programs need not send them back."""
+    stopped: str = field(default="", compare=False)
+    """Of the policy: the request's stop that ended it, which programs may put back."""
 
     def says(self, other: Message) -> bool:
-        """Whether both are one message, but for white space around it, the form of the JSON in tool calls, and thoughts
-        that `other` has left out."""
+        """Whether both are one message, but for white space around it, the form of the JSON in tool calls, thoughts
+        that `other` has left out, and the stop that it has put back."""
         mine, theirs = ([(call.name, call.as_object) for call in one.tool_calls] for one in (self, other))
         same = self.role == other.role and self.tool_call_id == other.tool_call_id and mine == theirs
-        texts = self.content, self.content.rpartition(_END_OF_THOUGHTS)[2]
+        whole = (self.content, self.content + self.stopped)
+        texts = [text for one in whole for text in (one, one.rpartition(_END_OF_THOUGHTS)[2])]
         return same and other.content.strip() in [text.strip() for text in texts]
 
     def for_template(self) -> dict[str, Any]:

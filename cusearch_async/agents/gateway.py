@@ -181,7 +181,7 @@ class Gateway:
             path = request.path.removeprefix("/sessions/").partition("/")[2]
             served = ", ".join(f"/v1/{api}" for api in _APIS)
             refusal = Refused(f"{request.method} /{path}: {error}; asked is at {served}", status=error.status)
-        except CusearchError as error:  # its episode fails, whatever the program makes of it
+        except CusearchError as error:  # an outage fails its episode, whatever the program makes of it
             status = HTTPStatus.BAD_GATEWAY if isinstance(error, RetrievalError) else HTTPStatus.BAD_REQUEST
             refusal = Refused(str(error), code=type(error).__name__, status=status)
         if session is not None:

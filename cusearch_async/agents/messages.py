@@ -13,7 +13,7 @@ from cusearch_async.config import EpisodeConfig
 WITHOUT_EFFECT = ("model", "metadata", "service_tier")
 FIXED: Mapping[str, tuple[Any, ...]] = {
     "top_p": (1,),
-    "tool_choice": ({"type": "auto"}, {"type": "none"}),
+    "tool_choice": ({"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": False}, {"type": "none"}),
     "thinking": ({"type": "disabled"},),
 }
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -29,7 +29,8 @@ def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> Tur
         messages += _messages(message, f"messages[{number}]")
     if messages[-1].role == "assistant":
         raise Refused("the last message must be the user's: a turn that is begun is not continued", "messages")
-    usable = () if body.get("tool_choice") == {"type": "none"} else _tools(tools)
+    is_without = "tool_choice" not in ignores and body.get("tool_choice") == {"type": "none"}
+    usable = () if is_without else _tools(tools)
     return fields.request(messages, usable, settings, ("max_tokens",), "stop_sequences")
 
 

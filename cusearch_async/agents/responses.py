@@ -3,6 +3,7 @@ response"."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     "text": ({"format": {"type": "text"}},),
 }
 _TEXTS = ("input_text", "output_text", "text")
+_ALONE = re.compile(r"fc_\d+_0")
+"""The id of a turn's first call where the turn has no text: a message before it is another's."""
 
 
 def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> TurnRequest:
@@ -34,7 +37,8 @@ def read(body: Any, settings: EpisodeConfig, ignores: Sequence[str] = ()) -> Tur
     messages = [Message("system", text_of(instructions, "instructions"))] if instructions is not None else []
     for number, item in enumerate(items):
         _add(messages, item, f"input[{number}]")
-    usable = () if body.get("tool_choice") == "none" else _tools(tools)
+    is_without = "tool_choice" not in ignores and body.get("tool_choice") == "none"
+    usable = () if is_without else _tools(tools)
     return fields.request(messages, usable, settings, ("max_output_tokens",))
 
 
@@ -59,7 +63,7 @@ def _add(messages: list[Message], item: Any, field: str) -> None:
         messages.append(Message(role, text_of(item.get("content"), f"{field}.content", _TEXTS, between)))
     elif kind == "function_call":
         call = ToolCall(*(text_in(item, name, field) for name in ("call_id", "name", "arguments")))
-        is_begun = bool(messages) and messages[-1].role == "assistant"
+        is_begun = bool(messages) and messages[-1].role == "assistant" and not _ALONE.fullmatch(str(item.get("id")))
         before = messages.pop() if is_begun else Message("assistant", "")
         messages.append(Message("assistant", before.content, (*before.tool_calls, call)))
     elif kind == "function_call_output":
@@ -132,14 +136,14 @@ def _frame(reply: TurnReply, status: str, output: list[dict[str, Any]]) -> dict[
 
 def _items(reply: TurnReply) -> list[dict[str, Any]]:
     said, number = reply.message, reply.number
+    is_text = bool(said.content or not said.tool_calls)
     part = {"type": "output_text", "text": said.content, "annotations": []}
     message = {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [part]}
     calls = (
-        {"type": "function_call", "id": f"fc_{number}_{place}", "status": "completed"}
+        {"type": "function_call", "id": f"fc_{number}_{place}{'_said' * is_text}", "status": "completed"}
         | {"call_id": call.id, "name": call.name, "arguments": call.arguments}
         for place, call in enumerate(said.tool_calls)
     )
     thought = [{"type": "reasoning_text", "text": said.thoughts}]
     thoughts = {"type": "reasoning", "id": f"rs_{number}", "summary": [], "status": "completed", "content": thought}
-    is_text = said.content or not said.tool_calls
     return [*([thoughts] if said.thoughts else []), *([message] if is_text else []), *calls]

@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,7 +121,7 @@ class Turns:
         self._mistakes: set[int] = set()
         """Turns in which the policy did something wrong that no sound turn has followed."""
         self.outage: CusearchError | None = None
-        """Why a turn or a search failed, if neither the program nor the policy is the reason."""
+        """Why a turn or a search failed, if not the program is the reason."""
         self._has_ended = False
 
     @property
@@ -181,7 +182,7 @@ class Turns:
         self._refuse_beyond_limits(row, len(given), request.max_tokens, settings)
         number = self._begun
         self._begun += 1
-        earlier = set(self._mistakes)
+        earlier, before = set(self._mistakes), set(self._uncounted)
         self.ignored_fields += len(request.ignored)
         drawn = draw_number(Stream.TURN, self._chat.seed, episode.ticket, episode.rollout, number)
         seed = drawn if self._temperature > 0 else None
@@ -207,13 +208,13 @@ class Turns:
             self._mistakes.add(number)
         else:
             self._mistakes -= earlier
-        self._take(row, request, given)
+        self._take(row, request, given, before)
         row.number = number
         row.tape.add_turn(turn, text, is_cut and request.max_tokens >= settings.max_turn_tokens)  # not by the program
         self.finished += 1
         self._given |= {call.id for call in calls}
         self._uncounted[number] = ({call.id for call in calls if self._counts(call)}, len(turn.token_ids))
-        message = Message("assistant", parsed.text, calls, thoughts=parsed.thoughts)
+        message = Message("assistant", parsed.text, calls, thoughts=parsed.thoughts, stopped=stopped or "")
         is_whole = ended in (end, *self._chat.further_ends)
         row.conversation.add(request.messages, request.tools, message, ended if is_whole else None)
         reason = "tool_calls" if calls else "length" if is_cut else "stop"
@@ -224,20 +225,23 @@ class Turns:
             return self._chat.parsers[self._episode.question.environment](prompt, said, tools)
         except Exception as error:  # vLLM's raise what they like
             text = f"{type(error).__name__}: {first_line(error)}"
-            raise EpisodeFailed(f"what the policy wrote cannot be read: {text}") from error
+            self.outage = EpisodeFailed(f"what the policy wrote cannot be read: {text}")  # sampled, and on no tape
+            raise self.outage from error
 
     def _counts(self, call: ToolCall) -> bool:
         names = self._environment.settings.tools
         return not names or call.name in names
 
-    def _take(self, row: _Row, request: TurnRequest, given: list[int]) -> None:
+    def _take(self, row: _Row, request: TurnRequest, given: list[int], before: AbstractSet[int]) -> None:
         """Put what came before the turn on the tape. The turns whose results it has count; without tools, the one that
         it answers. A new row without results of known calls may hold them otherwise, unless an earlier row began with
-        the same messages: all turns before count that called one."""
+        the same messages: all turns before count that called one; without tools, those that had ended `before` it was
+        asked."""
         answered = _answered_calls(row, request) & self._given
         is_told_anew = not row.tape.logprobs and not answered and not self._has_been_told(row, request)
         for number, (calls, tokens) in list(self._uncounted.items()):
-            if calls & answered or (calls and is_told_anew) or (number == row.number and not request.tools):
+            is_told = calls or (number in before and not request.tools)
+            if calls & answered or (is_told and is_told_anew) or (number == row.number and not request.tools):
                 self._episode.depth += 1
                 self.counted_tokens += tokens
                 del self._uncounted[number]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
 
 import aiohttp
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from cusearch_async.environments.task import Task
 
@@ -183,6 +184,44 @@ async def tells_its_calls_as_text(task: Task) -> str:
             for call in message.tool_calls:
                 found = await task.search(json.loads(call.function.arguments)["query"])
                 known += f" I found: {found}"
+
+
+async def writes_its_tags_back(task: Task) -> str:
+    """The stop is no part of a reply, and the policy shall see it."""
+    messages: list = [{"role": "user", "content": task.question}]
+    async with client_of(task) as client:
+        while True:
+            reply = await client.chat.completions.create(model=task.model, messages=messages, stop=["</search>"])
+            said = reply.choices[0].message.content or ""
+            if "<search>" not in said:
+                return said
+            messages += [{"role": "assistant", "content": f"{said}</search>"}, {"role": "user", "content": "Found."}]
+
+
+async def grows_one_message(task: Task) -> str:
+    """As `tells_its_calls_as_text`, without tools."""
+    known = task.question
+    async with client_of(task) as client:
+        while True:
+            messages: Any = [{"role": "user", "content": known}]
+            reply = await client.chat.completions.create(model=task.model, messages=messages)
+            said = reply.choices[0].message.content or ""
+            if "<search>" not in said:
+                return said
+            known += f"\n{said}\nFound."
+
+
+async def asks_until_it_is_answered(task: Task) -> str:
+    messages: Any = [{"role": "user", "content": task.question}]
+    async with client_of(task) as client:
+        for number in range(3):
+            with contextlib.suppress(BadRequestError):
+                reply = await client.chat.completions.create(
+                    model=task.model, messages=messages, extra_headers={"x-stainless-retry-count": "0"}
+                )
+                return reply.choices[0].message.content or ""
+            messages = [{"role": "user", "content": f"{task.question} ({number})"}]
+    return ""
 
 
 async def asks_two_at_once(task: Task) -> str:

@@ -98,6 +98,33 @@ def test_one_conversation_is_one_request_in_every_api(turns):
     assert requests[0] == requests[1] == requests[2]
 
 
+def test_a_call_alone_is_no_part_of_the_message_before_it():
+    """Both were one turn that nobody wrote, and the row was not continued."""
+    thinks, calls = Message("assistant", "Let me think."), Message("assistant", "", (ToolCall("c", "search", "{}"),))
+    both = Message("assistant", "I search.", (ToolCall("d", "search", "{}"), ToolCall("e", "search", "{}")))
+    said = [Message("system", "Be brief."), Message("user", "Where?"), thinks, calls, thinks, both, thinks]
+    assert responses.read(in_responses(said), SETTINGS).messages == tuple(said)
+
+
+def test_a_field_that_is_ignored_is_not_obeyed():
+    said = conversation([])
+    for api, body, choice in (
+        (chat, in_chat(said), "none"),
+        (messages, in_messages(said), {"type": "none"}),
+        (responses, in_responses(said), "none"),
+    ):
+        assert api.read(body | {"tool_choice": choice}, SETTINGS).tools == ()
+        assert api.read(body | {"tool_choice": choice}, SETTINGS, ["tool_choice"]).tools != ()
+
+
+def test_what_changes_nothing_is_taken():
+    said = conversation([])
+    more = {"safety_identifier": "x", "prompt_cache_retention": "24h"}
+    assert chat.read(in_chat(said) | more, SETTINGS) == chat.read(in_chat(said), SETTINGS)
+    choice = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": False}}
+    assert messages.read(in_messages(said) | choice, SETTINGS) == messages.read(in_messages(said), SETTINGS)
+
+
 @pytest.mark.parametrize(("api", "times"), [(chat, 2), (messages, 0), (responses, 1)])
 def test_thoughts_are_apart_from_the_text_whole_and_in_a_stream(api, times):
     reply = turn(Message("assistant", "It is 5."))

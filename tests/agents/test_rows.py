@@ -44,7 +44,19 @@ async def test_a_changed_history_is_a_row_of_its_own():
     assert [row.sampled.sum() for row in (first, second)] == [2, 2]
     assert scene.tokenizer.decode(second.token_ids[second.sampled]) == f"5{END}", "the summary is not the policy's"
     assert [row.versions.tolist() for row in (first, second)] == [[0, 0], [1, 1]]
-    assert (trajectory.turns, trajectory.depth, trajectory.reward) == (2, 0, 1.0)
+    assert (trajectory.turns, trajectory.depth, trajectory.reward) == (2, 1, 1.0)
+
+
+async def test_a_turn_with_its_stop_put_back_is_known():
+    """Each request began a row, and nothing counted: Search-R1's loops close the tag for the policy."""
+    trajectory = await Scene(["<search>a</search>", "<search>b</search>", "5"], "writes_its_tags_back").run()
+    assert (len(trajectory.starts), trajectory.depth, trajectory.reward) == (1, 2, 1.0)
+
+
+async def test_without_tools_turns_of_one_growing_message_count():
+    """A ReAct program with a scratchpad had depth 0 whatever it did."""
+    trajectory = await Scene(["<search>a</search>", "<search>b</search>", "5"], "grows_one_message").run()
+    assert (len(trajectory.starts), trajectory.depth, trajectory.reward) == (3, 2, 1.0)
 
 
 async def test_a_result_counts_once_though_the_history_changes_at_every_turn():

@@ -16,6 +16,7 @@ from cusearch_async.agents import conversation
 from cusearch_async.agents import episode as agent_episode
 from cusearch_async.agents.api import Refused
 from cusearch_async.agents.conversation import Message, ToolCall
+from cusearch_async.agents.parsing import Parsed
 from cusearch_async.environments.task import Ending, Task
 from cusearch_async.errors import ContractMismatch, EpisodeFailed
 from cusearch_async.lifecycle import signals
@@ -286,3 +287,19 @@ async def test_the_policy_with_unruly_arguments_is_searched_for_without_half_cha
     turn = '<tool_call>{"name": "search", "arguments": {"query": "Pinsk \\ud83d"}}</tool_call>'
     trajectory = await scene_of(with_tools, (turn, calling("Pinsk"), "5")).run()
     assert (trajectory.depth, trajectory.reward) == (2, 1.0)
+
+
+async def test_a_turn_that_cannot_be_read_fails_its_episode_though_the_program_asks_again(monkeypatch):
+    """It was sampled and on no tape: what broke a parser was left out of what is trained on."""
+    read = []
+
+    def fails_once(_, said, tools):
+        read.append(said)
+        if len(read) == 1:
+            raise ZeroDivisionError("in the parser")
+        return Parsed(said, ())
+
+    monkeypatch.setattr(agent_episode, "parser_of", lambda *_: fails_once)
+    with pytest.raises(EpisodeFailed, match="what the policy wrote cannot be read: ZeroDivisionError: in the parser"):
+        await Scene(["odd", "5"], "asks_until_it_is_answered").run()
+    assert len(read) == 2
