@@ -427,6 +427,8 @@ def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]
         raise ConfigError("learner.lora needs model.dtype = 'bfloat16' on a GPU: vLLM's kernels have no float32")
     else:
         options |= {"enable_lora": True, "max_lora_rank": min(r for r in ADAPTER_RANKS if r >= rank), "max_loras": 1}
+        if names := config.learner.lora.names:  # else every layer has room for an adapter, and computes it
+            options["lora_target_modules"] = list(names)
     return (
         {"enable_prefix_caching": True, "use_tqdm_on_load": False}
         | options

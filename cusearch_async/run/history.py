@@ -208,7 +208,7 @@ def changes_since_last_start(config: Config, accept: bool, identity: Identity = 
     for key in (DATA, MODEL, SERVED):
         if key in identity.terms and key in contract:
             own[key], last[key] = identity.terms[key], contract[key]
-    if MODEL in identity.terms and starts and starts[-1].weights and _loads_weights_again(config):
+    if MODEL in identity.terms and starts and starts[-1].weights and loads_weights_again(config):
         last[WEIGHTS] = starts[-1].weights
         own[WEIGHTS] = provenance.weights_of(config.model.location) or last[WEIGHTS]
     changes = differences(own, last)
@@ -218,7 +218,7 @@ def changes_since_last_start(config: Config, accept: bool, identity: Identity = 
     return changes
 
 
-def _loads_weights_again(config: Config) -> bool:
+def loads_weights_again(config: Config) -> bool:
     """Whether a learner that continues takes more from model.path than a checkpoint replaces: what is not trained, or
     the reference policy."""
     return bool(config.learner.lora.rank or config.learner.trained_layers or config.loss.kl_coef)

@@ -231,8 +231,8 @@ def fingerprint_of_questions(questions: Sequence[Question]) -> str:
 
 
 def _fingerprint_of_model(location: str, tokenizer: Any) -> str:
-    """Size of the tokenizer, and a checksum of tokenizer and config.json. Weights do not count, because workers load
-    the weights that the learner publishes."""
+    """Size of the tokenizer, and a checksum of tokenizer and config.json. Weights do not count: workers load those
+    that the learner publishes, and the canary of a process's first adapter is of the base's, too."""
     from cusearch_async.models import config_bytes  # noqa: PLC0415  (imports transformers, which other commands do not need)
 
     config = {k: v for k, v in msgspec.json.decode(config_bytes(location)).items() if k not in _OF_A_COPY}

@@ -29,8 +29,9 @@ from cusearch_async.files import entries, is_half_done, put_in_place, remove, re
 from cusearch_async.learner.interface import STATE_FILE
 from cusearch_async.metrics.files import DigestedScores
 from cusearch_async.run.folder import METRICS, SCORES
-from cusearch_async.run.history import counts, epochs_and_steps
-from cusearch_async.run.identity import differences, fixed_terms, not_this_run
+from cusearch_async.run.history import WEIGHTS, counts, epochs_and_steps, loads_weights_again
+from cusearch_async.run.identity import Difference, differences, fixed_terms, not_this_run
+from cusearch_async.run.provenance import weights_of
 from cusearch_async.training.selector import initial_method_state
 from cusearch_async.transport.interface import MethodState, RunState
 
@@ -58,6 +59,8 @@ class CheckpointState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How the optimizer's state is divided."""
     fixed: dict[str, str]
     """`run.identity.fixed_terms`."""
+    weights: str = ""
+    """`run.provenance.weights_of` model.path; empty where that was not known."""
 
 
 class _Saved(msgspec.Struct):
@@ -305,13 +308,17 @@ def _memory(config: Config, saved: CheckpointState) -> MethodState:
     return saved.method
 
 
-def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> MethodState:
-    """The method's memory to continue with.
+def check_same_run(folder: Path, saved: CheckpointState, config: Config, accepts_changes: bool = False) -> MethodState:
+    """The method's memory to continue with. A fork's folder has no start, with which model.path could be compared.
 
     Raises: ContractMismatch when this run cannot load the checkpoint; ConfigError when it must not continue."""
     found = differences(fixed_terms(config), saved.fixed)
     if found:
         raise not_this_run(config.run.name, found, f"{folder} was saved with these: `cusearch reset` to change them")
+    if saved.weights and loads_weights_again(config) and not accepts_changes:
+        own = weights_of(config.model.location)
+        if own and own != saved.weights:
+            raise not_this_run(config.run.name, [Difference(WEIGHTS, own, saved.weights)])
     now = config.learner.ranks, config.learner.zero_stage
     if (saved.ranks, saved.zero_stage) != now:
         log.info(

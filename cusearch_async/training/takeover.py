@@ -10,6 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config, as_toml
 from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed, first_line
@@ -20,6 +22,7 @@ from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import changes_since_last_start, place_of_buffer, read_starts, record_start, record_stop
 from cusearch_async.run.identity import ACCEPT_CHANGES, Difference, Identity, not_this_run
+from cusearch_async.run.provenance import weights_of
 from cusearch_async.training.alarms import tell_of_end
 from cusearch_async.training.background import in_thread
 from cusearch_async.training.checkpoint import Checkpoint, CheckpointState, check_same_run, state_at
@@ -86,6 +89,7 @@ class Leader:
             with log_waiting(log, f"waiting for {newest.path} to be loaded"):
                 learner.load(newest.path)
             start = newest.state
+        start = msgspec.structs.replace(start, weights=weights_of(config.model.location))  # it is on this machine now
         is_finished = False
         try:
             is_finished = asyncio.run(self._train(learner, start)) == config.run.steps
@@ -111,7 +115,7 @@ class Leader:
         if newest is None:
             log.info("no checkpoint, starting at step 0")
             return None
-        method = check_same_run(newest.path, newest.state, config)
+        method = check_same_run(newest.path, newest.state, config, self._accepts_changes)
         log.info("resuming from step %d (checkpoint %s)", newest.state.step, newest.path)
         return replace(newest, state=state_at(newest.state.step, method, config))
 

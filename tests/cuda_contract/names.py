@@ -22,6 +22,7 @@ CONTRACT: dict[str, set[str]] = {
             "max_num_batched_tokens",
             "kv_cache_memory_bytes",
             "enable_lora",
+            "lora_target_modules",
             "max_loras",
             "max_lora_rank",
             "enable_sleep_mode",

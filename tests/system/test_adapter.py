@@ -133,6 +133,18 @@ def test_an_engine_has_room_for_one_adapter_of_the_rank(rank, largest, atlas_con
     assert get_args(MaxLoRARanks) == engine.ADAPTER_RANKS
 
 
+def test_an_engine_adapts_the_layers_that_the_learner_names(atlas_config):
+    """It had room for an adapter in every layer, experts included, and computed it for each token."""
+    configure_process([])
+    from cusearch_async.rollout import engine
+
+    adapted = ["--learner.lora.rank", "8"]
+    some = load_config(atlas_config, [*adapted, "--learner.lora.targets", "q_proj,v_proj"])
+    assert engine.engine_arguments("m", some, is_cpu=True)["lora_target_modules"] == ["q_proj", "v_proj"]
+    whole = engine.engine_arguments("m", load_config(atlas_config, adapted), is_cpu=True)
+    assert "lora_target_modules" not in whole
+
+
 def test_a_batch_on_a_cpu_has_room_for_a_token_of_each_request(atlas_config):
     configure_process([])
     from cusearch_async.rollout import engine

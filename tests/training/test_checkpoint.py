@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
+from safetensors.torch import load_file, save_file
 
-from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError, WriteFailed
+from cusearch_async.config import STARTER, load_config
+from cusearch_async.errors import ConfigError, ContractMismatch, WriteFailed
 from cusearch_async.files import append_row
 from cusearch_async.run.history import record_start
+from cusearch_async.run.provenance import weights_of
 from cusearch_async.training import checkpoint
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState, check_same_run
 from cusearch_async.training.selector import initial_method_state
@@ -333,6 +337,25 @@ def refused(atlas_config, tmp_path):
         return str(error.value)
 
     return check
+
+
+@pytest.mark.parametrize("settings", [LORA, ("--learner.trained_layers", "1"), ("--loss.kl_coef", "0")])
+def test_a_fork_does_not_continue_an_adapter_on_another_base(atlas_config, tmp_path, settings):
+    """A fork has no start to compare with: its adapter continued on whatever model.path held."""
+    model = shutil.copytree(STARTER, tmp_path / "model")
+    config = load_config(atlas_config, [*STEPS, "--model.path", str(model), *settings])
+    saved = msgspec.structs.replace(
+        checkpoint.state_at(10, MethodState(memory='{"phase": 3}'), config), weights=weights_of(str(model))
+    )
+    check_same_run(tmp_path, saved, config)
+    tensors = load_file(model / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, model / "model.safetensors", {"format": "pt"})
+    if "kl_coef" in settings[0]:
+        check_same_run(tmp_path, saved, config)
+        return
+    with pytest.raises(ContractMismatch, match=r"weights of model\.path is \d+ bytes \(\w+\) here and \d+ bytes"):
+        check_same_run(tmp_path, saved, config)
+    check_same_run(tmp_path, saved, config, accepts_changes=True)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from cusearch_async.config import Config
+from cusearch_async.config import Config, LoraConfig
 from cusearch_async.environments import Search
 from cusearch_async.evaluation.probing import Pass, PassResult, ProbedSearch, run_passes
 from cusearch_async.retrieval.client import SearchClient
@@ -26,5 +26,10 @@ async def run_passes_with(search: Search, config: Config, model: str, passes: Se
 
     tokenizer = check_policy(config, model)
     probed = ProbedSearch(search)
-    with open_runner(config, model, tokenizer, probed) as (_, runner):
-        return await run_passes(runner, probed, passes, config.rollout.max_episodes)
+    learner = config.learner.model_copy(update={"lora": LoraConfig()})  # what is loaded has its adapter merged
+    whole = config.model_copy(update={"learner": learner})
+    with open_runner(whole, model, tokenizer, probed) as (_, runner):
+        try:
+            return await run_passes(runner, probed, passes, config.rollout.max_episodes)
+        finally:
+            await runner.close()  # another policy's runner listens at the same address for programs elsewhere

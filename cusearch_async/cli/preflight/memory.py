@@ -85,7 +85,7 @@ def _savings(config: Config) -> str:
     learner = config.learner
     is_set = {
         "learner.gradient_checkpointing": learner.gradient_checkpointing,
-        "learner.reference = 'cpu'": learner.reference == "cpu",
+        "learner.reference = 'cpu'": learner.reference == "cpu" or learner.lora.rank or not config.loss.kl_coef,
         "learner.deepspeed.zero_optimization.offload_optimizer": learner.deepspeed.offload("offload_optimizer"),
         "learner.lora.rank": learner.lora.rank,
     }
@@ -213,9 +213,14 @@ def refuse_too_little(config: Config) -> None:
     if needed > here:
         raise ConfigError(
             f"training {config.model.path!r} needs {needed / GIB:.1f} GiB of memory, this machine has "
-            f"{here / GIB:.1f}; use an adapter (learner.lora.rank), fewer layers (learner.trained_layers) or a smaller "
-            "learner.micro_batch_tokens"
+            f"{here / GIB:.1f}; use {_less(config)} a smaller learner.micro_batch_tokens"
         )
+
+
+def _less(config: Config) -> str:
+    if config.learner.lora.rank or config.learner.trained_layers:
+        return ""
+    return "an adapter (learner.lora.rank), fewer layers (learner.trained_layers) or "
 
 
 def _in_memory(what: str, text: str, needed: int) -> Finding:
