@@ -83,6 +83,10 @@ class AgentRunner(EpisodeRunner):
             if self._functions:
                 blocking.watch(loop, " or ".join(self._functions))
 
+    async def close(self) -> None:
+        """Listen no more, for programs elsewhere either."""
+        await self._gateway.close()
+
     async def run(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
     ) -> Trajectory:

@@ -54,6 +54,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.baseline:
         check_policy(config, arguments.baseline, "--baseline")
     load_eval_questions(config)  # what cannot be scored is told before the training, not after it
+    if config.eval.judge.url:
+        from cusearch_async.evaluation.judge import try_judge  # noqa: PLC0415  (of an extra)
+
+        asyncio.run(try_judge(config.eval.judge))
     aside = run_folder.move_aside(config.folder)
     if aside is not None:
         console.print(f"the earlier demo is kept in {aside}", soft_wrap=True)
@@ -94,7 +98,14 @@ def evaluate(fleet: Fleet, screen: live.Screen, config: Config, model: str, side
     output, process = config.folder / f"eval_{side}.json", f"eval_{side}"
     options = ["--checkpoint", model, "--output", str(output)]
     fleet.start_command(process, "eval", options=options, env=fleet.gpus_of_worker())
-    screen.wait(lambda: f"scoring {SCORED[side]} on held-out questions", lambda: fleet.has_ended(process), lambda: [])
+    try:
+        screen.wait(
+            lambda: f"scoring {SCORED[side]} on held-out questions", lambda: fleet.has_ended(process), lambda: []
+        )
+    except ProcessDied as error:
+        if not output.exists():
+            raise
+        log.warning("%s; the scores are there", error)  # a judge has failed after them
     fleet.stop(process)
     written: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     return written

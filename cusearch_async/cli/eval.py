@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -56,7 +55,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_config(parser, looks=False)
     parser.add_argument("--checkpoint", help="model folder or Hub id to score; default: model.path of the config")
     parser.add_argument("--suite", help="benchmarks or question files, separated by commas; default: eval.suite")
-    temperature = parsed(float, lambda value: 0 <= value < math.inf, "a finite number of at least 0")
+    temperature = parsed(float, lambda value: value == 0 or 0.01 <= value <= 2, "0, or a number from 0.01 to 2")
     text = "sampling temperature; 0, the default, is greedy"
     parser.add_argument("--temperature", type=temperature, default=0.0, help=text)
     text = "also sample so many answers per question (pass@k, agreement)"

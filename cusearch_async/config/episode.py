@@ -32,8 +32,8 @@ _CHARACTERS = 16
 class EpisodeConfig(Section):
     s_max: Shared[int] = Field(5, ge=1)
     """Maximum number of tool turns of an episode, and the deepest bucket."""
-    temperature: Shared[float] = Field(1.0, ge=0.01)
-    """Sampling temperature of rollouts; vLLM has none below 0.01. Evaluation is greedy by default."""
+    temperature: Shared[float] = Field(1.0, ge=0.01, le=2)
+    """Sampling temperature of rollouts; vLLM has none below 0.01 or above 2. Evaluation is greedy by default."""
     max_prompt_tokens: Shared[int] = Field(512, ge=1)
     """Maximum length of a prompt, question included; a longer one is an error before the run starts."""
     max_turn_tokens: Shared[int] = Field(500, ge=1)

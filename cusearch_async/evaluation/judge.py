@@ -14,7 +14,7 @@ from cusearch_async.errors import JudgeFailed, first_line, packages_of
 from cusearch_async.types import Trajectory
 
 with packages_of("eval"):
-    from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
+    from openai import AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClient, OpenAIError, UnprocessableEntityError
 
 KEY = "CUSEARCH_JUDGE_KEY"
 """Environment variable with the server's key, if it needs one."""
@@ -57,7 +57,12 @@ async def judge(settings: JudgeConfig, episodes: Sequence[Trajectory]) -> Verdic
                 question=episode.question, answers=" | ".join(episode.answers), prediction=episode.prediction
             )
             async with room:
-                return _verdict(await _ask(client, settings, text))
+                try:
+                    return _verdict(await _ask(client, settings, text))
+                except JudgeFailed as error:
+                    if isinstance(error.__cause__, BadRequestError | UnprocessableEntityError):
+                        return None  # too long, or filtered: there is no verdict on this one
+                    raise
 
         shown = [number for number, episode in enumerate(episodes) if (episode.prediction or "").strip()]
         async with asyncio.TaskGroup() as tasks:

@@ -16,7 +16,6 @@ from cusearch_async.lifecycle.gpu_share import GpuLock
 from cusearch_async.lifecycle.signals import ending_at_once, unless_stopped
 from cusearch_async.models import check_model, read_config, refuse_more_layers
 from cusearch_async.retrieval.client import SearchClient
-from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.prompting import check_template
 from cusearch_async.run.identity import Identity
 
@@ -72,7 +71,7 @@ def open_runner(
     lock: GpuLock | None = None,
     is_evaluator: bool = False,
     give_back: Callable[[], None] = lambda: None,
-) -> Iterator[tuple[Engine, EpisodeRunner]]:
+) -> Iterator[tuple[Engine, AgentRunner]]:
     """An engine that has loaded `model`, and a runner that uses it in the config's environments. `lock` is taken, if
     the run is colocated. A process that is stopped while vLLM loads calls `give_back`. Raises: EngineDied."""
     with _folder_of_sockets() as sockets:

@@ -96,8 +96,9 @@ class Evaluator:
         self._done = Done(config.folder)
 
     async def run(self, stop: asyncio.Event) -> bool:
-        """Whether all is scored: it ends early once `stop` is set."""
+        """Whether the last version is scored: it ends early once `stop` is set."""
         config, done, finish = self._config, self._done, Finish(self._config.run.steps)
+        missed: int | None = None
         await wait_until_announced(self._buffer, stop.is_set)
         if not stop.is_set() and read_marker(config.folder) is None:
             set_others_aside(config.folder, (await self._buffer.identity()).run_id)
@@ -106,6 +107,9 @@ class Evaluator:
             done.follow(state)
             is_finished = finish.has_come(state)
             if is_finished and done.version >= state.step:
+                if done.version == missed:
+                    log.warning("run %s is finished, and version %d could not be scored", config.run.name, missed)
+                    return False
                 log.info("run %s is finished and its last version is scored; the evaluator ends", config.run.name)
                 return True
             loading = asyncio.ensure_future(self.load_due(state, is_finished))
@@ -121,6 +125,7 @@ class Evaluator:
                 break
             done.version, scored = version, scoring.result()
             if scored is None:
+                missed = version
                 continue
             scores = summarize(scored, self._questions, config.environment[config.evaluated_in].scoring)
             record(config.folder, version, self._engine.loaded, time.monotonic() - started, scores, scored)
@@ -168,7 +173,9 @@ class Evaluator:
         is_last = version == last
         waits_for_it = is_last or self._config.eval.in_order  # else a newer one may replace it before it is loaded
         try:
-            is_loaded = await self._loader.load(weights, check=False, idle=waits_for_it, is_finished=is_finished)
+            # an adapter is not all of a model: the rest is of this machine's model.path
+            check = bool(self._config.learner.lora.rank) and not self._engine.loaded
+            is_loaded = await self._loader.load(weights, check=check, idle=waits_for_it, is_finished=is_finished)
             return self._engine.version if is_loaded else None
         except WeightsUnavailable as error:
             if is_last:

@@ -130,3 +130,10 @@ async def test_a_judge_that_answers_is_asked_one_question_at_the_start():
     async with judging(reply("Yes"), reply("maybe")) as (settings, service):
         await try_judge(settings)
     assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("status", [400, 422])
+async def test_an_answer_that_the_judges_server_refuses_has_no_verdict(status):
+    """Too long for it, or filtered: all other verdicts were lost with it, and with a new scoring again."""
+    verdicts, _ = await ask(reply("yes"), says({"error": {"message": "too long"}}, status=status), reply("no"))
+    assert verdicts.unreadable == 1 / len(EPISODES)

@@ -24,7 +24,11 @@ from tests.transport.filling import start
 
 @pytest.fixture
 async def learner(scene, monkeypatch) -> MemoryBuffer:
-    """Has announced its first weights."""
+    return await begun(scene, monkeypatch)
+
+
+async def begun(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> MemoryBuffer:
+    """A learner that has announced its first weights."""
     monkeypatch.setattr(scene.evaluator, "POLL_S", 0.01)
     scene.retriever_answers.set()
     record_start(scene.config, epoch=1, step=0)
@@ -60,6 +64,42 @@ async def test_it_scores_what_is_due_and_ends_with_the_run(scene, learner):
     await finish(scene, learner, 4)
     assert await working
     assert scene.events[-1] == CLOSED
+
+
+async def test_a_last_version_that_cannot_be_scored_is_not_called_scored(scene, learner, monkeypatch, caplog):
+    """A question of it had failed: the evaluator ended as one whose work is done."""
+
+    async def fails(*_):
+        return None
+
+    monkeypatch.setattr(scene.evaluator, "score_all", fails)
+    async with scene.running("evaluator") as working:
+        await learner.announce(4, "v000004-e1")
+        await finish(scene, learner, 4)
+        assert not await working
+    assert "its last version is scored" not in caplog.text
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+async def test_the_first_adapter_is_checked_with_the_model_that_it_is_put_on(make_scene, monkeypatch, tmp_path, rank):
+    """That is this machine's model.path: an older copy was scored, and nothing showed it."""
+    checked, load = [], Engine.load
+
+    async def noting(self, store, name, check):
+        checked.append(check)
+        await load(self, store, name, check)
+
+    monkeypatch.setattr(Engine, "load", noting)
+    (tmp_path / "lora.toml").write_text(f"[learner.lora]\nrank = {rank}\n")
+    scene = make_scene(tmp_path / "lora.toml")
+    learner = await begun(scene, monkeypatch)
+    working = asyncio.create_task(scene.process("evaluator"))
+    await until(lambda: scores(scene) == {0: 1.0})
+    await learner.announce(2, "v000002-e1")
+    await until(lambda: scores(scene) == {0: 1.0, 2: 1.0})
+    scene.stop.set()
+    await working
+    assert checked == [rank > 0, False]
 
 
 async def test_one_that_is_stopped_while_it_waits_for_a_run_leaves_its_scores(scene):
