@@ -45,6 +45,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, ["--run.folder", "runs/demo", *overrides])
     if config.run.steps < 1:
         raise ConfigError(f"a demo needs at least 1 step, got run.steps = {config.run.steps}")
+    load_eval_questions(config)  # what cannot be scored is told before the training, not after it
+    if config.eval.judge.url:
+        from cusearch_async.evaluation.judge import try_judge  # noqa: PLC0415  (of an extra)
+
+        asyncio.run(try_judge(config.eval.judge))
     console = Console()
     started = time.monotonic()
     config = with_own_redis(config)
@@ -53,11 +58,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     check_policy(config, config.model.location)
     if arguments.baseline:
         check_policy(config, arguments.baseline, "--baseline")
-    load_eval_questions(config)  # what cannot be scored is told before the training, not after it
-    if config.eval.judge.url:
-        from cusearch_async.evaluation.judge import try_judge  # noqa: PLC0415  (of an extra)
-
-        asyncio.run(try_judge(config.eval.judge))
     aside = run_folder.move_aside(config.folder)
     if aside is not None:
         console.print(f"the earlier demo is kept in {aside}", soft_wrap=True)
