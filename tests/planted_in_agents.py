@@ -42,8 +42,8 @@ AGENTS = {
     ),
     "thoughts that a program drops change history": (
         TOKENS,
-        "self.content, self.content.rpartition(_END_OF_THOUGHTS)[2]",
-        "self.content, self.content",
+        "for text in (one, one.rpartition(_END_OF_THOUGHTS)[2])",
+        "for text in (one,)",
     ),
     "what a program says is lost after a limit": (EPISODES, "ending.stderr if failed is None else str(failed)", '""'),
     "a program's stderr is lost": (PROGRAMS, "Ending(written.last_line, errors.text)", "Ending(written.last_line)"),
@@ -52,8 +52,10 @@ AGENTS = {
     "thoughts are shown as text, too": (TURNS, "parsed.text, calls, thoughts", "said, calls, thoughts"),
     "results of other tools count": (TURNS, "return not names or call.name in names", "return True"),
     "every turn counts": (TURNS, "(number == row.number and not request.tools):", "True:"),
-    "a result counts in its own row alone": (TURNS, "if calls & answered or (calls", "if (calls"),
-    "a result that is told as text does not count": (TURNS, "(calls and is_told_anew) or ", ""),
+    "a result counts in its own row alone": (TURNS, "if calls & answered or (is_told", "if (is_told"),
+    "a result that is told as text does not count": (TURNS, "(is_told and is_told_anew) or ", ""),
+    "a stop that is put back changes history": (TOKENS, "self.content + self.stopped", "self.content"),
+    "a turn that ended later counts in a new row": (TURNS, "number in before and", ""),
     "a result counts again in a new row": (TURNS, "                del self._uncounted[number]\n", ""),
     "a failed search is forgiven": (
         TURNS,

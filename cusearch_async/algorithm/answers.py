@@ -77,9 +77,11 @@ def sub_exact_match(prediction: str, answers: Sequence[str], metric: Metric = "s
 
 
 def _contains(found: str, gold: str, metric: Metric) -> bool:
+    if not gold:
+        return False
     if metric == "squad":
-        return gold != "" and gold in found
-    return gold != "" and (gold == found or (not {gold, found} & _WHOLE_ANSWERS and f" {gold} " in f" {found} "))
+        return gold in found
+    return gold == found or (not {gold, found} & _WHOLE_ANSWERS and f" {gold} " in f" {found} ")
 
 
 def f1_score(prediction: str, answers: Sequence[str], metric: Metric = "squad") -> float:

@@ -70,7 +70,7 @@ def leave(words: list[str], settings: dict[str, str], folder: Path, how: str) ->
         em = [int(i < version * 3) for i in range(QUESTIONS)]
         scores = {
             "all": {"em": sum(em) / QUESTIONS, "depth": 1.0 + version},
-            "each": {"em": em, "depth": [version] * QUESTIONS, "question_id": os.environ[ASKED].split()},
+            "each": {"em": em, "depth": [version] * QUESTIONS, "question_id": json.loads(os.environ[ASKED])},
         }
         append_row(folder / "eval.jsonl", {"step": version, "epoch": 1, **scores})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ def fake_child(command, **options):
 def asked() -> str:
     """The ids of the held-out questions, which a stand-in does not load."""
     config = load_config(Path("atlas"), ["--eval.questions_per_category", str(fake_launch.QUESTIONS // 5)])
-    return " ".join(question.id for question in load_eval_questions(config))
+    return json.dumps([question.id for question in load_eval_questions(config)])
 
 
 def make(plan: Plan, folder: Path, told: list[tuple[str, str]]) -> Tables:
