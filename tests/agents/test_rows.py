@@ -97,7 +97,7 @@ async def test_two_requests_at_once_are_two_rows():
         f"user: Or where?{END}\nassistant: 6{END}",
         f"user: Where?{END}\nassistant: 5{END}",
     ]
-    assert (trajectory.prediction, trajectory.turns) == ("5 6", 2)
+    assert (trajectory.prediction, trajectory.turns, trajectory.depth) == ("5 6", 2, 0), "neither answers the other"
 
 
 @dataclass
