@@ -55,7 +55,7 @@ AGENTS = {
     "a result counts in its own row alone": (TURNS, "if calls & answered or (is_told", "if (is_told"),
     "a result that is told as text does not count": (TURNS, "(is_told and is_told_anew) or ", ""),
     "a stop that is put back changes history": (TOKENS, "self.content + self.stopped", "self.content"),
-    "a turn that ended later counts in a new row": (TURNS, "number in before and", ""),
+    "a turn that is not told counts in a new row": (TURNS, "said and said in shown and", ""),
     "a result counts again in a new row": (TURNS, "                del self._uncounted[number]\n", ""),
     "a failed search is forgiven": (
         TURNS,

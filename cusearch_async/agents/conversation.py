@@ -57,6 +57,11 @@ class Message:
     stopped: str = field(default="", compare=False)
     """Of the policy: the request's stop that ended it, which programs may put back."""
 
+    @property
+    def spoken(self) -> str:
+        """Its text without thoughts, and without white space around it."""
+        return self.content.rpartition(_END_OF_THOUGHTS)[2].strip()
+
     def says(self, other: Message) -> bool:
         """Whether both are one message, but for white space around it, the form of the JSON in tool calls, thoughts
         that `other` has left out, and the stop that it has put back."""

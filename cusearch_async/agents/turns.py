@@ -8,7 +8,6 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,8 +104,8 @@ class Turns:
         self.rows: list[_Row] = []
         self._begun = 0
         self.finished = 0
-        self._uncounted: dict[int, tuple[set[str], int]] = {}
-        """Turn -> the ids of those of its calls that count, and its tokens."""
+        self._uncounted: dict[int, tuple[set[str], int, str]] = {}
+        """Turn -> the ids of those of its calls that count, its tokens, and its text."""
         self._given: set[str] = set()
         """The ids of all calls; others are the program's."""
         self.counted_tokens = 0
@@ -182,7 +181,7 @@ class Turns:
         self._refuse_beyond_limits(row, len(given), request.max_tokens, settings)
         number = self._begun
         self._begun += 1
-        earlier, before = set(self._mistakes), set(self._uncounted)
+        earlier = set(self._mistakes)
         self.ignored_fields += len(request.ignored)
         drawn = draw_number(Stream.TURN, self._chat.seed, episode.ticket, episode.rollout, number)
         seed = drawn if self._temperature > 0 else None
@@ -208,13 +207,14 @@ class Turns:
             self._mistakes.add(number)
         else:
             self._mistakes -= earlier
-        self._take(row, request, given, before)
+        self._take(row, request, given)
         row.number = number
         row.tape.add_turn(turn, text, is_cut and request.max_tokens >= settings.max_turn_tokens)  # not by the program
         self.finished += 1
         self._given |= {call.id for call in calls}
-        self._uncounted[number] = ({call.id for call in calls if self._counts(call)}, len(turn.token_ids))
         message = Message("assistant", parsed.text, calls, thoughts=parsed.thoughts, stopped=stopped or "")
+        counted = {call.id for call in calls if self._counts(call)}
+        self._uncounted[number] = (counted, len(turn.token_ids), message.spoken)
         is_whole = ended in (end, *self._chat.further_ends)
         row.conversation.add(request.messages, request.tools, message, ended if is_whole else None)
         reason = "tool_calls" if calls else "length" if is_cut else "stop"
@@ -232,15 +232,15 @@ class Turns:
         names = self._environment.settings.tools
         return not names or call.name in names
 
-    def _take(self, row: _Row, request: TurnRequest, given: list[int], before: AbstractSet[int]) -> None:
+    def _take(self, row: _Row, request: TurnRequest, given: list[int]) -> None:
         """Put what came before the turn on the tape. The turns whose results it has count; without tools, the one that
         it answers. A new row without results of known calls may hold them otherwise, unless an earlier row began with
-        the same messages: all turns before count that called one; without tools, those that had ended `before` it was
-        asked."""
+        the same messages: all turns before count that called one; without tools, those whose text it has."""
         answered = _answered_calls(row, request) & self._given
         is_told_anew = not row.tape.logprobs and not answered and not self._has_been_told(row, request)
-        for number, (calls, tokens) in list(self._uncounted.items()):
-            is_told = calls or (number in before and not request.tools)
+        shown = "\n".join(message.content for message in request.messages)
+        for number, (calls, tokens, said) in list(self._uncounted.items()):
+            is_told = calls or (said and said in shown and not request.tools)
             if calls & answered or (is_told and is_told_anew) or (number == row.number and not request.tools):
                 self._episode.depth += 1
                 self.counted_tokens += tokens
