@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -268,8 +269,8 @@ def test_nothing_is_said_of_gpus_for_a_run_on_a_cpu(overrides, hidden, capsys, m
 @pytest.mark.parametrize(
     ("size", "status", "text"),
     [
-        ("1_000_000", "error", "0.0 GiB (rollout.vllm.kv_cache_memory_bytes) hold 0 episodes of 1016 tokens"),
-        ("268_435_456", "ok", "hold 129 episodes of 1016 tokens"),
+        ("16_777_216", "ok", "0.0 GiB (rollout.vllm.kv_cache_memory_bytes) hold 4 episodes of 1016 tokens"),
+        ("268_435_456", "ok", "hold 64 episodes of 1016 tokens"),
         (None, "warning", "is not set: an engine takes 30% of this machine's memory"),
     ],
 )
@@ -280,6 +281,8 @@ def test_the_kv_cache_of_a_cpu_must_hold_an_episode(size, status, text, tmp_path
     config = load_config(tmp_path / "a.toml", [] if size is None else ["--rollout.vllm.kv_cache_memory_bytes", size])
     found = memory.kv_cache_on_cpu(config, shape_of(config.model))
     assert (found.status, text in found.text) == (status, True), found.text
+    larger = replace(shape_of(config.model), layers=400)
+    assert memory.kv_cache_on_cpu(config, larger).status == ("error" if size else status)
 
 
 @pytest.mark.parametrize("gib", ["0", "-1", "nan", "inf", "big"])
