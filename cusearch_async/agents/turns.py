@@ -120,7 +120,7 @@ class Turns:
         self._mistakes: set[int] = set()
         """Turns in which the policy did something wrong that no sound turn has followed."""
         self.outage: CusearchError | None = None
-        """Why a turn or a search failed, if not the program is the reason."""
+        """Why a turn or a search failed, unless the program is the reason."""
         self._has_ended = False
 
     @property
@@ -238,7 +238,7 @@ class Turns:
         the same messages: all turns before count that called one; without tools, those whose text it has."""
         answered = _answered_calls(row, request) & self._given
         is_told_anew = not row.tape.logprobs and not answered and not self._has_been_told(row, request)
-        shown = "\n".join(message.content for message in request.messages)
+        shown = "\n".join(message.content for message in request.messages) if is_told_anew else ""
         for number, (calls, tokens, said) in list(self._uncounted.items()):
             is_told = calls or (said and said in shown and not request.tools)
             if calls & answered or (is_told and is_told_anew) or (number == row.number and not request.tools):
