@@ -34,6 +34,19 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[float, float]]:
     return seconds
 
 
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
+    """The models that are timed, with the tokens of a piece of the logits."""
+    found = []
+
+    def wrapped(model: Any, chunk: int) -> SampledLogprobs:
+        found.append((model, chunk))
+        return SampledLogprobs(model, chunk)
+
+    monkeypatch.setattr(speed, "SampledLogprobs", wrapped)
+    return found
+
+
 @pytest.mark.usefixtures("timed")
 def test_a_whole_model_takes_its_layers_and_a_layer_that_is_not_trained_a_third():
     shape = read_shape(str(STARTER))
@@ -117,31 +130,17 @@ def test_what_is_timed_multiplies_as_the_learner_does(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.system
-def test_as_large_a_share_of_the_logits_is_computed_twice_as_in_a_full_micro_batch(monkeypatch: pytest.MonkeyPatch):
-    chunks = []
-
-    def wrapped(model: Any, chunk: int) -> SampledLogprobs:
-        chunks.append(chunk)
-        return SampledLogprobs(model, chunk)
-
-    monkeypatch.setattr(speed, "SampledLogprobs", wrapped)
+def test_as_large_a_share_of_the_logits_is_computed_twice_as_in_a_full_micro_batch(made: list[tuple[Any, int]]):
     shape, of = read_shape(str(STARTER)), config("--learner.micro_batch_tokens", "16384")
     speed.speed_on_cpu(of, shape)
-    assert set(chunks) == {speed.ROWS * speed.LENGTH // 16}
+    assert {chunk for _, chunk in made} == {speed.ROWS * speed.LENGTH // 16}
 
 
 @pytest.mark.system
-def test_with_an_adapter_its_gradients_alone_are_timed(monkeypatch: pytest.MonkeyPatch):
+def test_with_an_adapter_its_gradients_alone_are_timed(made: list[tuple[Any, int]]):
     """Those of all weights, which have none then, took a third of the time."""
-    made = []
-
-    def wrapped(model: Any, chunk: int) -> SampledLogprobs:
-        made.append(model)
-        return SampledLogprobs(model, chunk)
-
-    monkeypatch.setattr(speed, "SampledLogprobs", wrapped)
     speed.speed_on_cpu(config("--learner.lora.rank", "8"), read_shape(str(STARTER)))
-    gradients = {name for model in made for name, one in model.named_parameters() if one.grad is not None}
+    gradients = {name for model, _ in made for name, one in model.named_parameters() if one.grad is not None}
     assert gradients
     assert all(".lora_" in name for name in gradients)
 
