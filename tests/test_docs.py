@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -120,6 +121,19 @@ def test_the_pages_are_short():
     """Together, without those that are made from the code: say each fact once."""
     written = [page for page in DOCS.glob("*.md") if page.name not in PAGES]
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in written) <= 17_000
+
+
+def test_the_commits_that_benchmarks_name_exist():
+    """A reader checks one out to measure again; a shallow clone or an archive has not all."""
+    asked = ["git", "-C", str(DOCS.parent), "rev-parse", "--is-shallow-repository"]
+    shallow = subprocess.run(asked, check=False, capture_output=True, text=True)
+    if not (DOCS.parent / ".git").exists() or shallow.stdout.strip() != "false":
+        pytest.skip("needs the whole history of git")
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    named = re.findall(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8}\b", page)
+    assert named
+    for commit in named:
+        subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=DOCS.parent, check=True)
 
 
 def test_measurements_are_on_the_pages_for_them():
