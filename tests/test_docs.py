@@ -125,15 +125,17 @@ def test_the_pages_are_short():
 
 def test_the_commits_that_benchmarks_name_exist():
     """A reader checks one out to measure again; a shallow clone or an archive has not all."""
-    asked = ["git", "-C", str(DOCS.parent), "rev-parse", "--is-shallow-repository"]
-    shallow = subprocess.run(asked, check=False, capture_output=True, text=True)
-    if not (DOCS.parent / ".git").exists() or shallow.stdout.strip() != "false":
+    git = ["git", "-C", str(DOCS.parent)]
+    if not (DOCS.parent / ".git").exists():
+        pytest.skip("needs the history of git")
+    asked = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], check=False, capture_output=True, text=True)
+    if asked.stdout.strip() != "false":
         pytest.skip("needs the whole history of git")
     page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
     named = re.findall(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8}\b", page)
     assert named
     for commit in named:
-        subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=DOCS.parent, check=True)
+        subprocess.run([*git, "cat-file", "-e", f"{commit}^{{commit}}"], check=True)
 
 
 def test_measurements_are_on_the_pages_for_them():
