@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,9 @@ STEPS = 30
 BUSY = 0.1
 """A learner that idles less binds the run."""
 FULL = 0.5
-"""Workers that are full for more of the time bind it."""
+"""Workers that are full for more of the time may bind it: those that hedge are full of what others have."""
+FASTER = 0.85
+"""They do where twice as many take less than this share of the time for a step."""
 
 
 def _pair(what: str, is_right: Callable[[float, float], bool]) -> Callable[[str], tuple[float, float]]:
@@ -78,8 +81,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     own = config.rollout.workers
     for workers in arguments.workers or sorted({max(1, own // 2), own, 2 * own}):
         for name, changed in changes(config, p99_s):
-            outcome = Simulation(changed, workers, durations, troubles, STEPS, config.run.seed).result()
-            found.append({"workers": workers, "pool": name, **asdict(outcome), "binds": what_binds(changed, outcome)})
+            simulated = partial(_simulated, changed, durations, troubles)
+            outcome = simulated(workers)
+            binds = what_binds(changed.pool, outcome, partial(simulated, 2 * workers))
+            found.append({"workers": workers, "pool": name, **asdict(outcome), "binds": binds})
             shown.add_row(*_row(workers, name, outcome))
         shown.add_row()
     if arguments.output:
@@ -89,6 +94,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     for row in found:
         if row["pool"] == AS_CONFIGURED:
             console.print(f"as configured, {row['workers']} workers: {row['binds']}", soft_wrap=True)
+
+
+def _simulated(config: Config, durations: Durations, troubles: Troubles, workers: int) -> Outcome:
+    return Simulation(config, workers, durations, troubles, STEPS, config.run.seed).result()
 
 
 def changes(config: Config, p99_s: float) -> Iterator[tuple[str, Config]]:
@@ -131,13 +140,13 @@ def _troubles(arguments: argparse.Namespace) -> Troubles:
     return Troubles(**{name: value for name, value in given.items() if value})
 
 
-def what_binds(config: Config, found: Outcome) -> str:
+def what_binds(pool: PoolConfig, found: Outcome, with_twice_the_workers: Callable[[], Outcome]) -> str:
     if found.learner_idle < BUSY:
         return "the learner is always busy"
-    if found.workers_full > FULL:
+    if found.workers_full > FULL and with_twice_the_workers().step_s < FASTER * found.step_s:
         return f"workers are full {found.workers_full:.0%} of the time: more of them make it faster"
-    slowest = " and the slowest episode" if config.pool.order == "ticket" else ""
-    return f"both sides wait, for max_staleness = {config.pool.max_staleness}{slowest}"
+    slowest = " and the slowest episode" if pool.order == "ticket" else ""
+    return f"both sides wait, for max_staleness = {pool.max_staleness}{slowest}"
 
 
 def _table() -> Table:

@@ -96,6 +96,17 @@ def test_the_table_has_the_run_as_it_is_and_what_would_make_it_wait_less(cusearc
     assert f"as configured, 2 workers: {rows[0]['binds']}" in text
 
 
+def test_more_workers_are_advised_only_where_they_make_it_faster(cusearch, atlas_config):
+    """Workers that hedge are full however many there are: 12 were told that more would make it faster."""
+    pool = ("--pool.questions", "16", "--pool.rollouts", "2", "--method.budget", "16", "--loss.minibatch", "16")
+    hedged = ("--pool.order", "deferred", "--pool.hedge_after_s", "20", "--rollout.max_episodes", "8")
+    times = ("--episode-s", "30,90", "--update-s", "8", "--workers", "3,12")
+    status, text = cusearch("simulate", str(atlas_config), *times, *pool, *hedged)
+    assert status == 0
+    assert "3 workers: workers are full 100% of the time: more of them make it faster" in text
+    assert "12 workers: both sides wait, for max_staleness = 2" in text
+
+
 async def test_the_times_of_a_run_may_be_overridden(cusearch, recorded_run, atlas_config):
     source = ("--from", str(recorded_run.folder))
     status, text = cusearch("simulate", str(atlas_config), *source, *SMALL, "--publish-s", "7")
