@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -77,13 +77,18 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         f"hedged after {config.pool.hedge_after_s or p99_s:.1f}",
         soft_wrap=True,
     )
+    runs = dict(changes(config, p99_s))
+
+    @cache  # twice as many workers may be a row, too
+    def simulated(name: str, workers: int) -> Outcome:
+        return Simulation(runs[name], workers, durations, troubles, STEPS, config.run.seed).result()
+
     shown, found = _table(), []
     own = config.rollout.workers
     for workers in arguments.workers or sorted({max(1, own // 2), own, 2 * own}):
-        for name, changed in changes(config, p99_s):
-            simulated = partial(_simulated, changed, durations, troubles)
-            outcome = simulated(workers)
-            binds = what_binds(changed.pool, outcome, partial(simulated, 2 * workers))
+        for name, changed in runs.items():
+            outcome = simulated(name, workers)
+            binds = what_binds(changed.pool, outcome, partial(simulated, name, 2 * workers))
             found.append({"workers": workers, "pool": name, **asdict(outcome), "binds": binds})
             shown.add_row(*_row(workers, name, outcome))
         shown.add_row()
@@ -94,10 +99,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     for row in found:
         if row["pool"] == AS_CONFIGURED:
             console.print(f"as configured, {row['workers']} workers: {row['binds']}", soft_wrap=True)
-
-
-def _simulated(config: Config, durations: Durations, troubles: Troubles, workers: int) -> Outcome:
-    return Simulation(config, workers, durations, troubles, STEPS, config.run.seed).result()
 
 
 def changes(config: Config, p99_s: float) -> Iterator[tuple[str, Config]]:
