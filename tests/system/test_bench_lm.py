@@ -194,7 +194,7 @@ def test_lora_has_its_own_rate_beside_a_setting_for_both(monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
     for kind in bench_lora.KINDS:
         with pytest.raises(FileNotFoundError):
-            bench_lora.held_out_em(kind, 99, ["--learner.lr", "1e-4"])
+            bench_lora.run_demo(kind, 99, ["--learner.lr", "1e-4"])
     rates = [[command[i + 1] for i, word in enumerate(command) if word == "--learner.lr"] for command in commands]
     assert rates == [["1e-4"], ["3e-4"]]
 
