@@ -5,8 +5,8 @@ earlier commit; TRL's GRPOTrainer.
 
 Each side is a process with one thread (`update_case.py`, `trl_case.py`), and they take turns: an update of one, then
 of the next. Figures are CPU seconds, medians and ranges of ROUNDS rounds. Where TRL is compared with, this learner is
-there with `learner.compile` too. The memory is that of the LM head with a vocabulary of 152,000, forward and backward,
-against all its logits at once. All go to runs/bench/learner.json.
+there with `learner.compile` and `learner.packing`, too. The memory is that of the LM head with a vocabulary of
+152,000, forward and backward, against all its logits at once. All go to runs/bench/learner.json.
 
 The pools are the steps 6 and 11 of a run of configs/atlas.toml (`record_pools.py`): 96 trajectories, for the starter
 policy of 1 M parameters, in three mini-batches. "Equal" are 96 random ones of 300 tokens in one mini-batch, none of
@@ -37,6 +37,7 @@ from rich.table import Table
 from cusearch_async.config import STARTER
 from tests.bench import figures
 from tests.bench.record_pools import write_pool
+from tests.bench.update_case import SETTINGS
 from tests.strategies import make_trajectory
 
 OUTPUT = Path("runs/bench/learner.json")
@@ -127,8 +128,8 @@ class Side:
     """Where its script and the cusearch_async are that it imports."""
 
 
-LEARNER, COMPILED, BARE = (
-    Side(sys.executable, "update_case.py", kind, ROOT) for kind in ("learner", "compiled", "bare")
+LEARNER, COMPILED, PACKED, PACKED_SDPA, BARE = (
+    Side(sys.executable, "update_case.py", kind, ROOT) for kind in (*SETTINGS, "bare")
 )
 TRL = Side(str(ROOT / ".venv-trl" / "bin" / "python"), "trl_case.py", "trl", ROOT)
 """Its environment is made by `make bench-learner`."""
@@ -207,7 +208,8 @@ def main() -> None:
         previous = Side(sys.executable, "update_case.py", "learner", previous_tree(folder / "previous"))
         for name, case in cases(folder).items():
             sides = {"learner": LEARNER, "bare": BARE, "previous": previous}
-            sides |= {"compiled": COMPILED, "trl": TRL} if case["has_trl"] else {}
+            if case["has_trl"]:
+                sides |= {"compiled": COMPILED, "packed": PACKED, "packed_sdpa": PACKED_SDPA, "trl": TRL}
             found[name] = measure(case, sides, folder, arguments.rounds)
 
     def over_trl(pools: str, side: str) -> float:
@@ -238,7 +240,7 @@ def main() -> None:
 def table(found: Mapping[str, Mapping[str, list[float]]]) -> Table:
     printed = Table(title="CPU seconds of an update: median (least to most)")
     headings = {"learner": "this learner", "bare": "same passes, bare", "previous": f"commit {PREVIOUS}", "trl": "TRL"}
-    headings |= {"compiled": "learner.compile"}
+    headings |= {"compiled": "learner.compile", "packed": "packed, varlen", "packed_sdpa": "packed, sdpa"}
     printed.add_column("")
     for heading in headings.values():
         printed.add_column(heading, justify="right")

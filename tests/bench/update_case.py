@@ -1,9 +1,9 @@
 """One side of `make bench-learner`, a process of its own: python update_case.py SIDE CASE.json
 
-SIDE `learner` is the learner of the cusearch_async that PYTHONPATH names, of this or an earlier commit, `compiled` the
-same with learner.compile, whose code for all shapes comes from one update before; `bare` makes
-the same passes over the same micro-batches with transformers and torch alone. For each line on its input it makes one
-update, and prints the CPU seconds that it took.
+SIDE `learner` is the learner of the cusearch_async that PYTHONPATH names, of this or an earlier commit, the other names
+in SETTINGS the same with their settings; `bare` makes the same passes over the same micro-batches with transformers
+and torch alone. For each line on its input it makes one update, and prints the CPU seconds that it took. One update
+comes before, which compiles what is compiled.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ import numpy as np
 
 Update = Callable[[int], Any]
 """Makes the update of a step."""
+
+SETTINGS = {
+    "learner": {},
+    "compiled": {"learner.compile": "true"},
+    "packed": {"learner.packing": "true", "learner.attention": "varlen"},
+    "packed_sdpa": {"learner.packing": "true"},
+}
+"""Side -> what differs from the settings of the case."""
 
 
 def read_pool(path: str, most: int) -> tuple[list[Any], Any]:
@@ -133,9 +141,8 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    if side == "compiled":
-        case["settings"]["learner.compile"] = "true"
-    update = {"learner": learner, "compiled": learner, "bare": bare}[side](case)
+    case["settings"] |= SETTINGS.get(side, {})
+    update = bare(case) if side == "bare" else learner(case)
     update(0)
     answers.write("ready\n")
     for step, _ in enumerate(sys.stdin, 1):

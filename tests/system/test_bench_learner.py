@@ -7,7 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.bench.bench_learner import BARE, LEARNER, POOLS, head_memory, make_equal_pool, measure, started
+from tests.bench.bench_learner import (
+    BARE,
+    LEARNER,
+    PACKED,
+    PACKED_SDPA,
+    POOLS,
+    head_memory,
+    make_equal_pool,
+    measure,
+    started,
+)
 from tests.bench.update_case import read_pool
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -35,10 +45,11 @@ def test_trajectories_of_equal_length_are_all_different(tmp_path: Path):
     assert advantages.all()
 
 
-def test_both_sides_make_updates(tmp_path: Path):
+def test_all_sides_make_updates(tmp_path: Path):
     pool = str(POOLS / "step11.npz")
     case = {"pool": pool, "trajectories": 6, "settings": {"loss.minibatch": 3, "method.budget": 6}}
-    found = measure(case, {"learner": LEARNER, "bare": BARE}, tmp_path, 2)
+    sides = {"learner": LEARNER, "packed": PACKED, "packed_sdpa": PACKED_SDPA, "bare": BARE}
+    found = measure(case, sides, tmp_path, 2)
     assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in found.values())
 
 
