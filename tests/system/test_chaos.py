@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.object_stores import S3
+from tests.system.chaos.__main__ import main
 from tests.system.chaos.campaign import CAMPAIGNS, is_clean, run
 from tests.system.chaos.faults import KINDS
 from tests.system.chaos.scene import tiny_model
@@ -26,6 +27,15 @@ ON_TRANSFERS = {kind.name for kind in KINDS if kind.lane in ("transfer", "object
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def test_what_a_campaign_lacks_is_told_before_the_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tests.system.chaos.__main__.SERVER", tmp_path / "moto_server")
+    monkeypatch.setattr("sys.argv", ["chaos", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit):
+        main()
+    assert "moto_server: make setup-sdks" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

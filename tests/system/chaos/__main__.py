@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.object_stores import SERVER
 from tests.system.chaos import checker
 from tests.system.chaos.campaign import CAMPAIGNS, is_clean, run
 from tests.system.chaos.faults import KINDS
@@ -32,10 +33,12 @@ def main() -> None:
     parser.add_argument("--campaigns", nargs="*", default=names, choices=names)
     parser.add_argument("--kinds", nargs="*", default=[], choices=[kind.name for kind in KINDS], metavar="KIND")
     arguments = parser.parse_args()
+    chosen = [campaign for campaign in CAMPAIGNS if campaign.name in arguments.campaigns]
+    if "object" in arguments.campaigns and not SERVER.exists():
+        parser.error(f"the campaign object needs {SERVER}: make setup-sdks")
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # every process is then ended
     out = fresh_folder(arguments.out)
     model = tiny_model(out / "model")
-    chosen = [campaign for campaign in CAMPAIGNS if campaign.name in arguments.campaigns]
     total = sum(campaign.share for campaign in chosen)
     began, summaries = time.monotonic(), []
     for campaign in chosen:
