@@ -128,9 +128,7 @@ class Side:
     """Where its script and the cusearch_async are that it imports."""
 
 
-LEARNER, COMPILED, PACKED, PACKED_SDPA, BARE = (
-    Side(sys.executable, "update_case.py", kind, ROOT) for kind in (*SETTINGS, "bare")
-)
+LEARNER, COMPILED, PACKED, PACKED_SDPA, BARE = (Side(sys.executable, "update_case.py", kind, ROOT) for kind in SETTINGS)
 TRL = Side(str(ROOT / ".venv-trl" / "bin" / "python"), "trl_case.py", "trl", ROOT)
 """Its environment is made by `make bench-learner`."""
 

@@ -27,6 +27,7 @@ SETTINGS = {
     "compiled": {"learner.compile": "true"},
     "packed": {"learner.packing": "true", "learner.attention": "varlen"},
     "packed_sdpa": {"learner.packing": "true"},
+    "bare": {},
 }
 """Side -> what differs from the settings of the case."""
 
@@ -141,7 +142,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    case["settings"] |= SETTINGS.get(side, {})
+    case["settings"] |= SETTINGS[side]
     update = bare(case) if side == "bare" else learner(case)
     update(0)
     answers.write("ready\n")
