@@ -1,9 +1,9 @@
 """One side of `make bench-learner`, a process of its own: python update_case.py SIDE CASE.json
 
-SIDE `learner` is the learner of the cusearch_async that PYTHONPATH names, of this or an earlier commit, the other names
-in SETTINGS the same with their settings; `bare` makes the same passes over the same micro-batches with transformers
-and torch alone. For each line on its input it makes one update, and prints the CPU seconds that it took. One update
-comes before, which compiles what is compiled.
+SIDE `bare` makes the passes of `learner` over the same micro-batches with transformers and torch alone; every other is
+the learner of the cusearch_async that PYTHONPATH names, of this or an earlier commit, with its SETTINGS. For each line
+on its input it makes one update, and prints the CPU seconds that it took. One update comes before, which compiles what
+is compiled.
 """
 
 from __future__ import annotations

@@ -33,12 +33,12 @@ def main() -> None:
     parser.add_argument("--campaigns", nargs="*", default=names, choices=names)
     parser.add_argument("--kinds", nargs="*", default=[], choices=[kind.name for kind in KINDS], metavar="KIND")
     arguments = parser.parse_args()
-    chosen = [campaign for campaign in CAMPAIGNS if campaign.name in arguments.campaigns]
     if "object" in arguments.campaigns and not SERVER.exists():
         parser.error(f"the campaign object needs {SERVER}: make setup-sdks")
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # every process is then ended
     out = fresh_folder(arguments.out)
     model = tiny_model(out / "model")
+    chosen = [campaign for campaign in CAMPAIGNS if campaign.name in arguments.campaigns]
     total = sum(campaign.share for campaign in chosen)
     began, summaries = time.monotonic(), []
     for campaign in chosen:
