@@ -22,7 +22,8 @@ from rich.console import Console
 from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.cli.parts.arguments import parsed
 from cusearch_async.cli.parts.terminal import plain
-from cusearch_async.config import LearnerConfig, shipped_configs, with_overrides
+from cusearch_async.cli.preflight.shapes import shape_of
+from cusearch_async.config import Config, LearnerConfig, shipped_configs, with_overrides
 from cusearch_async.config.retriever import EMBEDDED
 from cusearch_async.config.section import NAME
 from cusearch_async.data.files import PACKED, SUFFIXES
@@ -62,8 +63,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE.toml", help="the config to write; the run is named like it")
     for asked in ASKED:
         parser.add_argument(_flag(asked.option), metavar="X", help=asked.help)
-    size = parsed(_size, lambda given: given[0] > 0 and 0 < given[1] < math.inf, "how many of how many GB, like 8x80")
-    parser.add_argument("--gpus", type=size, metavar="8x80", help="write it for 8 GPUs of 80 GB, not for those here")
+    size = parsed(_size, _is_size, "how many of how many GB, like 8x80, or 0")
+    text = "write it for 8 GPUs of 80 GB, or with 0 for none, not for those here"
+    parser.add_argument("--gpus", type=size, metavar="8x80", help=text)
     parser.set_defaults(run=run)
 
 
@@ -72,8 +74,13 @@ def _flag(option: str) -> str:
 
 
 def _size(text: str) -> tuple[int, float]:
-    count, gib = text.split("x")
+    count, gib = ("0", "0") if text == "0" else text.split("x")
     return int(count), float(gib)
+
+
+def _is_size(given: tuple[int, float]) -> bool:
+    count, gib = given
+    return given == (0, 0) or (count > 0 and 0 < gib < math.inf)
 
 
 def run(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -95,14 +102,18 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
         text = written(base, path.stem, answers, gpus)
         if base == WITHOUT_GPU:
             text = on_all_cores(text)
-        if arguments.gpus:
+        if gpus and arguments.gpus:
             text = with_value(text, "run", "gpu_gib", gib)
-        values, content = tomllib.loads(text), text.encode()
+        values = tomllib.loads(text)
+        text.encode()
     except ValueError as error:
         raise ConfigError(f"an answer holds what cannot be written: {first_line(error)}") from error
-    with_overrides(values, [])
+    config = with_overrides(values, [])
+    if base == WITHOUT_GPU and (dtype := fastest_dtype(config)) != config.model.dtype:
+        text = with_value(text, "model", "dtype", dtype)
+        console.print(plain(f"{dtype} is much faster here than {config.model.dtype}"))
     with writing_output(path, "FILE.toml"):
-        write_file(path, content)
+        write_file(path, text.encode())
     for remark in _remarks(answers):
         console.print(plain(remark, "yellow"))
     console.print(plain(f"wrote {path}; next:"))
@@ -158,6 +169,14 @@ def on_all_cores(text: str) -> str:
         there = []
     half = len(there) // 2
     return with_value(with_value(text, "rollout", "cores", there[:half]), "learner", "cores", there[half:])
+
+
+def fastest_dtype(config: Config) -> str:
+    """In which the processor of this machine trains the model; the config's for a model that is not here."""
+    from cusearch_async.cli.preflight import speed  # noqa: PLC0415  (imports torch)
+
+    shape = shape_of(config.model)
+    return config.model.dtype if shape is None else speed.fastest_dtype(config, shape)
 
 
 def _divided(text: str, gpus: int, evaluates: bool) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cusearch_async.cli import init
-from cusearch_async.config import load_config, shipped_configs
+from cusearch_async.cli.preflight import speed
+from cusearch_async.config import STARTER, load_config, shipped_configs
 from cusearch_async.lifecycle.gpus import may_share
 from tests.conftest import SLOW
 
@@ -115,6 +116,46 @@ def without_gpu(tmp_path, monkeypatch):
     """In the folder tmp_path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(init, "count_gpus", lambda: 0)
+    monkeypatch.setattr(init, "fastest_dtype", lambda config: config.model.dtype)
+
+
+@pytest.fixture
+def timed(tmp_path, monkeypatch):
+    """Seconds per token by data type; in the folder tmp_path."""
+    monkeypatch.chdir(tmp_path)
+    seconds = {"float32": 1.8, "bfloat16": 1.0}
+    monkeypatch.setattr(speed, "seconds_per_token", lambda config, shape, dtype: seconds[dtype])
+    return seconds
+
+
+@pytest.mark.parametrize("model", [None, str(STARTER)])
+@pytest.mark.parametrize(("float32", "written"), [(1.8, "bfloat16"), (1.0, "float32")])
+def test_without_gpus_the_data_type_is_the_one_that_is_much_faster_here(
+    tmp_path, cusearch, monkeypatch, timed, model, float32, written
+):
+    """It was the shipped float32 also where `check` then advised bfloat16."""
+    monkeypatch.setattr(init, "count_gpus", lambda: 0)
+    timed["float32"] = float32
+    status, printed = cusearch("init", "mine.toml", *(("--model", model) if model else ()))
+    assert status == 0, printed
+    assert load_config(tmp_path / "mine.toml").model.dtype == written
+    assert ("bfloat16 is much faster here than float32" in printed) == (written == "bfloat16")
+
+
+def test_a_model_that_is_not_here_keeps_the_shipped_data_type(tmp_path, cusearch, monkeypatch, timed):
+    monkeypatch.setattr(init, "count_gpus", lambda: 0)
+    assert cusearch("init", "mine.toml", "--model", "org/model")[0] == 0
+    assert load_config(tmp_path / "mine.toml").model.dtype == "float32"
+
+
+def test_a_machine_with_gpus_can_have_a_config_without(tmp_path, cusearch, monkeypatch, timed):
+    monkeypatch.setattr(init, "gpus_here", lambda: (2, 80.0))
+    assert cusearch("init", "gpus.toml")[0] == 0
+    assert load_config(tmp_path / "gpus.toml").learner.gpus == (1,)
+    status, printed = cusearch("init", "mine.toml", "--gpus", "0")
+    assert (status, "based on the shipped config laptop\n" in printed) == (0, True), printed
+    config = load_config(tmp_path / "mine.toml")
+    assert (config.learner.gpus, config.run.gpu_gib, config.model.dtype) == ((), None, "bfloat16")
 
 
 def test_several_files_of_questions_are_a_list_and_an_address_is_no_file(tmp_path, cusearch, without_gpu):
@@ -141,13 +182,14 @@ def init_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_without_a_terminal_the_defaults_count_and_the_config_loads(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = init_in(tmp_path, "mine.toml", "--data", "train.jsonl", "--passages", "corpus.jsonl")
+    words = ("--data", "train.jsonl", "--passages", "corpus.jsonl", "--model", "org/model")
+    done = init_in(tmp_path, "mine.toml", *words)
     assert done.returncode == 0, done.stderr
     config = load_config(tmp_path / "mine.toml")
     assert config.run.name == "mine"
     assert config.data.source == ("train.jsonl",)
     assert "based on the shipped config laptop" in done.stdout
-    assert "as shipped: --model, --held-out\n--data: train.jsonl does not exist yet\n--passages: corpus" in done.stdout
+    assert "as shipped: --held-out\n--data: train.jsonl does not exist yet\n--passages: corpus" in done.stdout
     for command in (
         "data check train.jsonl --config mine.toml",
         "index mine.toml",

@@ -86,6 +86,33 @@ def test_the_slower_data_type_is_warned_of():
     assert slow.text.endswith("take about 523 s: set model.dtype = 'float32'")
 
 
+@pytest.mark.parametrize(
+    ("own", "seconds", "expected"),
+    [
+        ("float32", {"float32": 1.7, "bfloat16": 1.0}, "bfloat16"),
+        ("float32", {"float32": 1.4, "bfloat16": 1.0}, "float32"),
+        ("bfloat16", {"float32": 1.0, "bfloat16": 1.7}, "float32"),
+        ("bfloat16", {"float32": 1.7, "bfloat16": 1.0}, "bfloat16"),
+    ],
+)
+def test_the_fastest_data_type_is_the_configs_unless_the_other_is_much_faster(
+    monkeypatch: pytest.MonkeyPatch, own: str, seconds: dict[str, float], expected: str
+):
+    monkeypatch.setattr(speed, "seconds_per_token", lambda config, shape, dtype: seconds[dtype])
+    assert speed.fastest_dtype(config("--model.dtype", own), read_shape(str(STARTER))) == expected
+
+
+def test_of_a_model_that_cannot_be_timed_the_data_type_is_the_configs(monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: Any) -> float:
+        raise ImportError("needs mamba-ssm")
+
+    monkeypatch.setattr(speed, "_timed", broken)
+    for shape in (read_shape(str(STARTER)), published("Qwen/Qwen2.5-3B")):
+        assert shape is not None
+        for dtype in ("float32", "bfloat16"):
+            assert speed.fastest_dtype(config("--model.dtype", dtype), shape) == dtype
+
+
 def test_a_model_that_cannot_be_made_here_does_not_end_the_check(monkeypatch: pytest.MonkeyPatch):
     def broken(*_: Any) -> float:
         raise ImportError("needs mamba-ssm\nand more")

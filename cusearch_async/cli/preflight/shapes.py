@@ -16,6 +16,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     str(name): dict(zip(_SIZES, sizes, strict=True))
     | {"dtype": "bfloat16", "architectures": [f"{str(sizes[0]).capitalize()}ForCausalLM"]}
     for name, *sizes in (
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "llama", 30, 576, 9, 3, 1536, 64, 49152, 8192, True),
         ("Qwen/Qwen2.5-0.5B", "qwen2", 24, 896, 14, 2, 4864, 64, 151936, 32768, True),
         ("Qwen/Qwen2.5-1.5B", "qwen2", 28, 1536, 12, 2, 8960, 128, 151936, 131072, True),
         ("Qwen/Qwen2.5-3B", "qwen2", 36, 2048, 16, 2, 11008, 128, 151936, 32768, True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,31 +29,52 @@ PASSES = 4
 OF_MODELS = (ConfigError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 """What a model's own code raises, or refuses."""
 SLOWER = 1.5
-"""A data type that takes so many times as long as the other one is warned of."""
+"""A data type that takes so many times as long as the other one is warned of, and not written by `init`."""
 
 
 def speed_on_cpu(config: Config, shape: ModelShape) -> Finding | None:
     """Seconds of a learner step, without its optimizer, on one thread; None for a model that is too large."""
     if shape.parameters > MOST_PARAMETERS:
         return None
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
-        per_token = {dtype: seconds_per_token(config, shape, dtype) for dtype in ("float32", "bfloat16")}
+        per_token = _on_one_thread(config, shape)
     except OF_MODELS as error:
         return Finding("warning", "speed", f"not known: a model of this kind cannot be made here: {first_line(error)}")
-    finally:
-        torch.set_num_threads(threads)
-    own = config.model.dtype
+    own, fastest = config.model.dtype, _fastest(config.model.dtype, per_token)
     other = next(dtype for dtype in per_token if dtype != own)
     trained = config.method.budget if config.has_budget else config.pool.size
     text = (
         f"one core trains about {1 / per_token[own]:.0f} tokens a second in {own}, {1 / per_token[other]:.0f} in "
         f"{other}; {trained} trajectories of {LENGTH} tokens take about {trained * LENGTH * per_token[own]:.0f} s"
     )
-    if per_token[own] > SLOWER * per_token[other]:
-        return Finding("warning", "speed", f"{text}: set model.dtype = '{other}'")
+    if own != fastest:
+        return Finding("warning", "speed", f"{text}: set model.dtype = '{fastest}'")
     return Finding("ok", "speed", text)
+
+
+def fastest_dtype(config: Config, shape: ModelShape) -> str:
+    """In which this machine's CPU trains the model: that of the config, unless the other one is much faster, and for a
+    model that cannot be timed."""
+    if shape.parameters > MOST_PARAMETERS:
+        return config.model.dtype
+    try:
+        return _fastest(config.model.dtype, _on_one_thread(config, shape))
+    except OF_MODELS:
+        return config.model.dtype
+
+
+def _fastest(own: str, per_token: Mapping[str, float]) -> str:
+    return next((dtype for dtype, seconds in per_token.items() if SLOWER * seconds < per_token[own]), own)
+
+
+def _on_one_thread(config: Config, shape: ModelShape) -> dict[str, float]:
+    """Seconds per token by data type. Raises: one of OF_MODELS."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return {dtype: seconds_per_token(config, shape, dtype) for dtype in ("float32", "bfloat16")}
+    finally:
+        torch.set_num_threads(threads)
 
 
 def seconds_per_token(config: Config, shape: ModelShape, dtype: str) -> float:
