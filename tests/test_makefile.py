@@ -28,5 +28,16 @@ def test_each_seed_and_model_of_demo_lm_has_its_folder(variables, folder):
     words = done.stdout.split()
     written = [words[place + 1] for place, word in enumerate(words) if word in ("--output", "--run.folder")]
     assert written == [f"{folder}/{name}" for name in ("demonstrations.jsonl", "warm", "run")]
-    assert "cores" not in done.stdout
+    assert ".cores" not in done.stdout
     assert re.search(rf"--model\.path {re.escape(folder)}/warm/model ", done.stdout)
+
+
+def test_demo_lm_has_the_cores_and_the_data_type_of_the_machine():
+    """It was float32 on one core for each side everywhere, also where bfloat16 is much faster."""
+    command = ["make", "-n", "-B", "demo-lm"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    (written,) = (place for place, line in enumerate(lines) if "cusearch init runs/lm/laptop.toml --gpus 0" in line)
+    used = [place for place, line in enumerate(lines) if "cusearch" in line and "atlas-prose" in line]
+    assert len(used) == 3
+    assert written < used[0]
+    assert all(" runs/lm/laptop.toml atlas-prose " in lines[place] for place in used)

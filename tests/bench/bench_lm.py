@@ -28,13 +28,14 @@ from cusearch_async.metrics.files import read_metrics
 from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.training.recorder import recorded
 from tests.bench import bench_learner, bench_rollout, figures, lm_over_trl
-from tests.bench.bench_learner import BARE, LEARNER
+from tests.bench.bench_learner import BARE, LEARNER, ROOT
 from tests.bench.record_pools import write_pool
 from tests.conftest import own_services
 
 FOLDER = Path("runs/bench")
 FIGURES = FOLDER / "lm.json"
-CONFIGS = ["laptop", "atlas-prose"]
+CONFIGS = [str(ROOT / "runs" / "lm" / "laptop.toml"), "atlas-prose"]
+"""Those of `make demo-lm`, which writes the first."""
 ROUNDS = 3
 
 
