@@ -84,8 +84,8 @@ demo-lm: setup runs/lm/laptop.toml $(if $(filter runs/lm/smollm2,$(MODEL)),runs/
 	$(BIN)/cusearch warmstart $(LM_SETTINGS) --demonstrations $(LM)/demonstrations.jsonl --output $(LM)/warm --batch 16 --lr 5e-4 --model.path $(MODEL)
 	$(BIN)/cusearch demo $(LM_SETTINGS) --model.path $(LM)/warm/model --baseline $(MODEL) --run.folder $(LM)/run $(RUN_ARGS)
 
-# the shipped config with this machine's cores, and the data type that its processor is faster in
 runs/lm/laptop.toml: configs/laptop.toml | setup
+	@echo "the shipped config with this machine's cores, and the data type that its processor is faster in"
 	@rm -f $@
 	@$(BIN)/cusearch init $@ --gpus 0 < /dev/null > /dev/null
 	@grep -H "^dtype\|^cores" $@

@@ -109,9 +109,8 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     except ValueError as error:
         raise ConfigError(f"an answer holds what cannot be written: {first_line(error)}") from error
     config = with_overrides(values, [])
-    if base == WITHOUT_GPU and (dtype := fastest_dtype(config)) != config.model.dtype:
-        text = with_value(text, "model", "dtype", dtype)
-        console.print(plain(f"{dtype} is much faster here than {config.model.dtype}"))
+    if base == WITHOUT_GPU:
+        text = in_fastest_dtype(text, config, console)
     with writing_output(path, "FILE.toml"):
         write_file(path, text.encode())
     for remark in _remarks(answers):
@@ -171,12 +170,17 @@ def on_all_cores(text: str) -> str:
     return with_value(with_value(text, "rollout", "cores", there[:half]), "learner", "cores", there[half:])
 
 
-def fastest_dtype(config: Config) -> str:
-    """In which the processor of this machine trains the model; the config's for a model that is not here."""
+def in_fastest_dtype(text: str, config: Config, console: Console) -> str:
+    """With the data type in which this machine's processor trains the model; as it is for a model that is not here."""
     from cusearch_async.cli.preflight import speed  # noqa: PLC0415  (imports torch)
 
     shape = shape_of(config.model)
-    return config.model.dtype if shape is None else speed.fastest_dtype(config, shape)
+    if shape is None:
+        return text
+    console.print("layers of the model are timed in float32 and bfloat16", end=": ")
+    dtype = speed.fastest_dtype(config, shape)
+    console.print(dtype)
+    return with_value(text, "model", "dtype", dtype)
 
 
 def _divided(text: str, gpus: int, evaluates: bool) -> str:
