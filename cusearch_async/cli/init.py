@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
         if gpus and arguments.gpus:
             text = with_value(text, "run", "gpu_gib", gib)
         values = tomllib.loads(text)
-        text.encode()
+        text.encode()  # an answer in another encoding
     except ValueError as error:
         raise ConfigError(f"an answer holds what cannot be written: {first_line(error)}") from error
     config = with_overrides(values, [])

@@ -140,6 +140,7 @@ def test_without_gpus_the_data_type_is_the_one_that_is_much_faster_here(
     assert status == 0, printed
     assert load_config(tmp_path / "mine.toml").model.dtype == written
     assert f"layers of the model are timed in float32 and bfloat16: {written}\n" in printed
+    assert ("as shipped: --model, --data, --passages, --held-out\n" in printed) == (model is None)
 
 
 def test_a_model_that_is_not_here_keeps_the_shipped_data_type(tmp_path, cusearch, monkeypatch, timed):
