@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 LAUNCHED = "CUSEARCH_LAUNCHED"
 """An environment variable that `launch` sets for all processes of a run."""
 _NICENESS = 10
+_KERNELS = "64"
+"""A decoder's layers, forward and backward, need about 13 for one number of tokens."""
 
 
 def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: int = 1) -> None:
@@ -35,6 +37,10 @@ def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: i
         "OMP_WAIT_POLICY": "PASSIVE",
         "KMP_BLOCKTIME": "0",
         "GOMP_SPINCOUNT": "0",
+        # oneDNN compiles a kernel for every shape of a bfloat16 layer's input, of a megabyte or more, and torch and it
+        # would keep 1,024 each: gigabytes, as no two micro-batches have the same number of tokens
+        "LRU_CACHE_CAPACITY": _KERNELS,
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": _KERNELS,
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM would choose the cores itself
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU: the model lives in the engine's process
