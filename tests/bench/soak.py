@@ -132,7 +132,6 @@ def size(folder: Path) -> float:
 
 async def soak(out: Path, minutes: float, every_s: float, with_vllm: bool) -> dict[str, Any]:
     os.nice(10)
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # shapes; 1,024 take hours to come
     scene = Scene(out, 0, ["light", "light", *(["vllm"] if with_vllm else [])], SETTINGS, LIGHT_TURN_S)
     await scene.start()
     supervisor = asyncio.create_task(scene.supervise())
