@@ -93,11 +93,7 @@ from cusearch_async.lifecycle.placement import configure_process
 
 configure_process([])
 import torch
-
-
-def owned():
-    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1]) * 1024
-
+from tests.system.peak_script import owned
 
 layer = torch.nn.Linear(64, 64, bias=False, dtype=torch.bfloat16)
 for length in range(8, 308):
@@ -128,19 +124,13 @@ from cusearch_async.learner.ranks import Ranks
 from cusearch_async.learner.plan import plan_update
 from cusearch_async.learner.update import Update
 from tests.system.learner_script import fixed_trajectories
+from tests.system.peak_script import owned
 from transformers import Qwen2ForCausalLM
 
 model, out, *overrides = sys.argv[1:]
 config = load_config(Path("configs/atlas.toml"), ["--model.path", model, *overrides])
 ranks = Ranks(600)
 ranks.sum(torch.ones(1))
-
-
-def owned():  # pages of this process alone; those of mapped files belong to all, and can be dropped
-    status = dict(line.split(":") for line in open("/proc/self/status"))
-    return sum(int(status[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
-
-
 before, peak, ended = owned(), 0, threading.Event()
 
 
